@@ -23,6 +23,7 @@ from infra.weights.folder import ModelFolder
 from infra.weights.manifest import VersionManifest
 from infra.weights.patch import PatchFile
 from infra.weights.slices import SliceDigests, Slicing
+from schemas.rank_layout import RankLayout
 from schemas.runspec import ModelSection
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def merged_model(spec: ModelSection, base: ModelFolder, adapter: Mapping[str, to
 class Newest:
     """Makes each new version a patch of the weights that the engine will hold by then."""
 
-    def __init__(self, spec: ModelSection, base: ModelFolder, ranks: int = 1) -> None:
-        """`ranks`: of the engine; each of several holds slices of the tensors."""
+    def __init__(self, spec: ModelSection, base: ModelFolder, layout: RankLayout | None = None) -> None:
+        """`layout`: of the engine's ranks, each of which holds slices; None: one rank holds all."""
         self._spec, self._base = spec, base
-        self._slices = SliceDigests(Slicing.for_engine(base.path, ranks))
+        self._slices = SliceDigests(Slicing.for_engine(base.path, layout or RankLayout()))
         self._held: dict[str, Bits] = {}
         self._root: str | None = None  # of `_held`
         self._given: VerifiedWeights | None = None

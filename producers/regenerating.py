@@ -117,7 +117,7 @@ class Regenerating:
         """`model`: the folder of the model that the run began with."""
         self._model, self._spec, self._published = model, spec, published
         self._base = ModelFolder(model)
-        self._slices = SliceDigests(Slicing.for_engine(self._base.path, spec.generator.devices))
+        self._slices = SliceDigests(Slicing.for_engine(self._base.path, spec.generator.layout))
         self._kept: dict[str, Model] = {}  # by root, the newest last
         self._engine: RedrawEngine | None = None
         self._root: str | None = None  # of the weights that the engine holds

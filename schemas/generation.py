@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from schemas.addresses import Word
+from schemas.rank_layout import RankLayout
 from schemas.seams import Seam, SeamSection
 
 
@@ -42,9 +43,14 @@ class GeneratorSection(SeamSection):
     )
 
     @property
+    def layout(self) -> RankLayout:
+        """How the ranks of one engine divide a model."""
+        return RankLayout()
+
+    @property
     def devices(self) -> int:
-        """How many devices one engine computes on."""
-        return 1
+        """How many devices one engine computes on: one for each rank."""
+        return self.layout.ranks
 
     @property
     def gpus(self) -> int:

@@ -51,15 +51,22 @@ class TableTimes:
         return list(dict(HARDWARE) | dict(self.more or {}))
 
     def tensor_parallel(self, hardware: str, devices: int) -> Sequence[int]:
-        """Return the powers of two that fit into a machine, as far as heads can be divided by them."""
+        """Return numbers of devices that fit into a machine: powers of two that can divide heads and experts.
+
+        Each is times the run file's stretches of layers.
+        """
         if self._kind(hardware).name == "CPU":
             return [self.spec.generator.threads * self.spec.generator.devices]
         degrees = [1 << power for power in range(_DOUBLINGS + 1)]
-        return [one for one in degrees if one <= devices and self.shape.heads % one == 0]
+        layout, shape = self.spec.generator.layout, self.shape
+        able = [one for one in degrees if shape.heads % one == 0]
+        if layout.whole_experts:
+            able = [one for one in able if shape.experts % one == 0]
+        return [one * layout.stretches for one in able if one * layout.stretches <= devices]
 
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples have room at once; 0: the model does not fit."""
-        kind, devices = self._devices(hardware, tensor_parallel)
+        kind, devices = self._for_engine(hardware, tensor_parallel)
         found = self._slots(kind, devices)
         cache_bytes = kv_cache_bytes(self.spec) if kind.name == "CPU" else None
         if found and cache_bytes is not None:  # the engine takes no more of the main memory
@@ -81,7 +88,7 @@ class TableTimes:
 
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples fit into the share of a GPU that an engine takes in turns."""
-        kind, devices = self._devices(hardware, tensor_parallel)
+        kind, devices = self._for_engine(hardware, tensor_parallel)
         if kind.name == "CPU":
             return self.most_slots(hardware, tensor_parallel)
         return self._slots(kind, devices, Efficiency(memory_share=self._share_in_turns))
@@ -112,7 +119,7 @@ class TableTimes:
 
     def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
         """Return the times of one generator that fits."""
-        kind, devices = self._devices(hardware, tensor_parallel)
+        kind, devices = self._for_engine(hardware, tensor_parallel)
         found = engine_times(
             self.shape, kind, devices=devices, slots=slots,
             longest=max(1.0, self.demand.context * SLOT_ROOM), prompt=max(1.0, self.demand.prompt_tokens),
@@ -154,6 +161,14 @@ class TableTimes:
     def _kind(self, name: str) -> Hardware:
         by_upper = {one.upper(): one for one in self.known}
         return hardware_of(by_upper.get(name.upper(), name), self.more)
+
+    def _for_engine(self, name: str, devices: int) -> tuple[Hardware, int]:
+        """Like `_devices`: of stretches of layers one computes at a time, and all have memory."""
+        stretches = self.spec.generator.layout.stretches
+        kind, many = self._devices(name, max(1, devices // stretches))
+        return (
+            kind if kind.name == "CPU" else replace(kind, memory_bytes=kind.memory_bytes * stretches)
+        ), many
 
     def _devices(self, name: str, devices: int) -> tuple[Hardware, int]:
         """Return the hardware and how many of it; cores of a CPU are a part of one."""

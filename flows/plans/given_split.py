@@ -100,7 +100,7 @@ def _kind(inputs: PlanningInputs, pool: MachinePool) -> GeneratorKind:
         )
     raise PlanError(
         f"placement.machines.{pool.name}: an engine on {devices} {pool.hardware} can't hold the model: set "
-        f"generator.tensor_parallel: {fits}"
+        f"generator.tensor_parallel: {max(1, fits // inputs.spec.generator.layout.stretches)}"
     )
 
 

@@ -98,7 +98,7 @@ def plan_settings(plan: RunPlan) -> dict[str, object]:
     if on_cores:
         found["generator.threads"] = max(1, max(on_cores) // spec.generator.devices)
     if (ranks := _ranks(split)) and len(ranks) == 1:
-        found["generator.tensor_parallel"] = ranks.pop()
+        found["generator.tensor_parallel"] = max(1, ranks.pop() // spec.generator.layout.stretches)
     if spec.algorithm.mode == "async":
         found["algorithm.staleness"] = spec.algorithm.staleness
     threads = spec.trainer.threads if split.trainer.pool.shares_cores else 1

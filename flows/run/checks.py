@@ -116,14 +116,15 @@ def _lora_problems(spec: RunSpec, folder: Path) -> list[str]:
 
 def _slicing_problems(spec: RunSpec, folder: Path) -> list[str]:
     """Check that the ranks of an engine can divide the model among them."""
-    ranks = spec.generator.devices
-    if ranks == 1 or not spec.generates:
+    layout = spec.generator.layout
+    if layout.ranks == 1 or not spec.generates:
         return []
     try:
-        slicing, shapes = Slicing.of(folder, ranks), ModelFolder(folder).shapes
+        slicing, shapes = Slicing.of(folder, layout), ModelFolder(folder).shapes
     except WeightsError as error:
-        return [f"generator.tensor_parallel: {error}"]
-    return [f"generator.tensor_parallel: {folder}: {wrong}" for wrong in slicing.problems(shapes)]
+        setting = "tensor" if layout.tensor > 1 else "pipeline"
+        return [f"generator.{setting}_parallel: {error}"]
+    return [f"{wrong} ({folder})" for wrong in slicing.problems(shapes)]
 
 
 def _may_have(layer: str) -> bool:

@@ -54,7 +54,8 @@ class DealtGpus:
         if self.gpus and count and self.each > len(self.gpus):
             return (
                 f"generator.tensor_parallel: an engine of {self.each} ranks needs as many GPUs of one "
-                f"machine, and this one has {len(self.gpus)} ({', '.join(self.gpus)})"
+                f"machine (tensor_parallel × pipeline_parallel), and this one has {len(self.gpus)} "
+                f"({', '.join(self.gpus)})"
             )
         needed = max(self.ranks, self._first + count * self.each)
         if not self.gpus or self.shared or needed <= len(self.gpus):

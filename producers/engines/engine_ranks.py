@@ -21,8 +21,8 @@ _SHARE = 0.8
 
 def leading_engine(own: Callable[[EngineRank], VllmEngine], model: str, spec: RunSpec) -> LeadingRank:
     """Return an engine of as many ranks as a run's generators have. `own`: makes the engine of rank 0."""
-    ranks, deadline_s = spec.generator.devices, rank_deadline_s(spec)
-    slicing = Slicing.of(Path(model), ranks)
+    layout, deadline_s = spec.generator.layout, rank_deadline_s(spec)
+    slicing, ranks = Slicing.of(Path(model), layout), layout.ranks
     _check_gpus(ranks)
     options = EngineOptions(model=model, spec=spec.model_dump_json())
     team = RankTeam(options, ranks, new_group_name(), deadline_s=deadline_s).open()
@@ -40,8 +40,8 @@ def _check_gpus(ranks: int) -> None:
     """Raise EngineError unless each rank can have a GPU, or all compute on CPUs."""
     if choices.cuda() and len(found := visible_gpus()) < ranks:
         refused = EngineError(
-            f"generator.tensor_parallel: an engine of {ranks} ranks needs as many GPUs, and this process "
-            f"sees {len(found)} ({VISIBLE})"
+            f"generator.tensor_parallel: an engine of {ranks} ranks needs as many GPUs (tensor_parallel × "
+            f"pipeline_parallel), and this process sees {len(found)} ({VISIBLE})"
         )
         refused.lasting = True
         raise refused

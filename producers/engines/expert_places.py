@@ -2,6 +2,8 @@
 
 w13_weight [experts, gate then up, width]      w2_weight [experts, width, inner]
 
+A rank of several has its experts alone, or all with its slices of `inner`.
+
 vLLM has them where it computes with them, on CPUs too (`plain_experts.py`). A tensor's place is contiguous,
 so it is written in place and hashed like any other.
 """
@@ -23,10 +25,11 @@ def place_of_experts(
     shape: Sequence[int],
     parameters: Mapping[str, torch.Tensor],
     refuse: Callable[[str], Exception],
+    first_expert: int = 0,
 ) -> tuple[str, ParameterIndex] | None:
     """Return the parameter that a tensor lies in and its index there; None if it is none of these.
 
-    `refuse`: makes the error for a tensor whose place can't be one.
+    `refuse`: makes the error for a tensor whose place can't be one; `first_expert`: that is held here.
     """
     found = expert_tensor(name)
     if found is None:
@@ -42,12 +45,14 @@ def place_of_experts(
             raise refuse(f"it is {list(shape)}, and {list(held)} in the engine: {_PADDED}")
         return parameter, slice(held[0])
     rows = held[1] if found.half is None else held[1] // 2
-    if found.expert >= held[0]:
-        raise refuse(f"it is of expert {found.expert}, and the engine has {held[0]}")
+    expert = found.expert - first_expert
+    if not 0 <= expert < held[0]:
+        first = f" from {first_expert} on" if first_expert else ""
+        raise refuse(f"it is of expert {found.expert}, and the engine has {held[0]}{first}")
     if (rows, *held[2:]) != tuple(shape):
         raise refuse(f"it is {list(shape)}, and {[rows, *held[2:]]} in the engine: {_PADDED}")
-    first = rows * (found.half or 0)
-    return parameter, (found.expert, slice(first, first + rows))
+    begin = rows * (found.half or 0)
+    return parameter, (expert, slice(begin, begin + rows))
 
 
 def _under(name: str, parameters: Mapping[str, torch.Tensor]) -> str | None:

@@ -1,4 +1,4 @@
-"""Compares the slices that a rank of an engine holds with those that StreamRL writes and hashes there."""
+"""Compares what a rank of an engine holds of a model with what StreamRL writes and hashes there."""
 
 from __future__ import annotations
 
@@ -6,22 +6,54 @@ import torch
 
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
+from infra.weights.tensor_slice import Slice
 from producers.engines.engine import EngineError
 from producers.engines.scatter import HeldWeights
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def check_slices(weights: HeldWeights, folder: ModelFolder, slicing: Slicing, rank: int) -> None:
     """Raise EngineError unless vLLM has divided the model in a folder, which it has loaded, alike."""
     for name, shape in folder.shapes.items():
-        if not weights.has(name):
+        if not slicing.holds(name, rank) or not weights.has(name):
             continue
         held, whole = weights.tensor(name), folder.tensor(name)
         mine = slicing.slice(name, shape, rank)
-        part = whole if mine is None else whole.narrow(mine.axis, mine.begin, mine.end - mine.begin)
+        part = whole if mine is None else part_of(whole, mine)
         if held.shape != part.shape or not torch.equal(held, part.to(held)):
-            refused = EngineError(
-                f"vLLM holds tensor {name} otherwise than StreamRL expects on rank {rank} of "
-                f"{slicing.ranks}: such a model can't be verified. Set generator.tensor_parallel: 1"
-            )
-            refused.lasting = True
-            raise refused
+            raise _otherwise(name, slicing, rank)
+
+
+def void_others(weights: HeldWeights, folder: ModelFolder, slicing: Slicing, rank: int) -> None:
+    """Make NaN of what vLLM has loaded on a rank and other ranks compute with.
+
+    Some models have embedding, norm and head on all ranks, though the layers are divided. Nothing new is
+    written there, so whoever computed with it would compute with old weights, and nobody would see it.
+    """
+    layout = slicing.layout
+    if layout.stretches == 1:
+        return
+    last = layout.stretch(rank) == layout.stretches - 1
+    for name in folder.shapes:
+        if slicing.holds(name, rank) or not weights.has_parameter(name):
+            continue
+        if ".layers." in name or (last and name == _EMBEDDING and not weights.has_parameter(_HEAD)):
+            raise _otherwise(name, slicing, rank)
+        weights.void(name)
+
+
+def part_of(whole: torch.Tensor, mine: Slice) -> torch.Tensor:
+    """Return a slice of a tensor."""
+    spans = [whole.narrow(mine.axis, begin, end - begin) for begin, end in mine.spans]
+    return spans[0] if len(spans) == 1 else torch.cat(spans, dim=mine.axis)
+
+
+def _otherwise(name: str, slicing: Slicing, rank: int) -> EngineError:
+    setting = "pipeline" if slicing.layout.tensor == 1 else "tensor"
+    refused = EngineError(
+        f"vLLM holds tensor {name} otherwise than StreamRL expects on rank {rank} of {slicing.ranks}: such "
+        f"a model can't be verified. Set generator.{setting}_parallel: 1"
+    )
+    refused.lasting = True
+    return refused

@@ -103,7 +103,7 @@ class ServedEngine:
         """`name`: of the generator, for others who want the server."""
         self._link, self._model, self._spec, self._name = link, model, spec, name
         self._invariant, self._slots = batch_invariant, spec.generator.slots
-        self._ranks = spec.generator.devices
+        self._layout = spec.generator.layout
         self._temperature, self._deadline = spec.sampling.temperature, link.deadline_s
         self._streams = ServerStreams(link)
         self._key, self._start, self._root = secrets.token_hex(16), "", ""
@@ -154,7 +154,7 @@ class ServedEngine:
         self._link.post("/resume")
         self._link.call("end_update", key=self._key)
         shapes = {name: list(shape) for name, shape in ModelFolder(self._model).shapes.items()}
-        slicing = Slicing.for_engine(Path(self._model), self._ranks)
+        slicing = Slicing.for_engine(Path(self._model), self._layout)
         heads, kv_heads = (slicing.heads, slicing.kv_heads) if slicing else (0, 0)
         init = {"shapes": shapes, "heads": heads, "kv_heads": kv_heads}
         self._link.post("/init_weight_transfer_engine", {"init_info": init})
@@ -197,7 +197,7 @@ class ServedEngine:
     def _install_base(self) -> None:
         """Install the model that an adapter is for: versions have only the layers that it changes."""
         base = model_of(Merging(self._spec.model, ModelFolder(self._model)).base_tensors())
-        slices = SliceDigests(Slicing.for_engine(Path(self._model), self._ranks))
+        slices = SliceDigests(Slicing.for_engine(Path(self._model), self._layout))
         expected = slices.of(base, model_digests(base))
         self.prepare(PatchFile({}, base, since=None, root=root_digest(expected)).read())
         self.install(recompute=False)
@@ -334,7 +334,7 @@ class ServedEngine:
             state.digests or {}
             for state in self._await_states("hash weights", lambda state: state.digests is not None)
         ]
-        if self._ranks == 1:
+        if self._layout.ranks == 1:
             return held[0]
         return {slice_name(name, rank): one for rank, some in enumerate(held) for name, one in some.items()}
 
@@ -347,8 +347,8 @@ class ServedEngine:
             for state in states:
                 if state.error:
                     raise self._link.wrong(f"says: {state.error}")
-            if len(states) != self._ranks:
-                raise self._link.wrong(f"has {len(states)} workers, and {self._ranks} ranks are expected")
+            if len(states) != (ranks := self._layout.ranks):
+                raise self._link.wrong(f"has {len(states)} workers, and {ranks} ranks are expected")
             if all(map(reached, states)):
                 return states
             if time.monotonic() > until:

@@ -4,6 +4,8 @@ the batch.
 vLLM's own way packs the experts' weights when it has loaded them, pads them, and drops the originals. So the
 weights that it computes with could be neither written in place nor hashed. Here the parameters stay as they
 were loaded. As in `packed_linear.py`, rows are padded, and a probe tells whether blocks of 8 are needed.
+
+A rank of several computes its part of a sum, which all ranks add up: by slices of all experts, or by its own.
 """
 
 from __future__ import annotations
@@ -40,9 +42,14 @@ class PlainExperts:
 
     def compute(
         self, hidden: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor, weights: torch.Tensor,
-        experts: torch.Tensor, activation: str,
+        experts: torch.Tensor, activation: str, here: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Return for each row of `hidden` the sum over its `experts`, each times its weight."""
+        """Return for each row of `hidden` the sum over its `experts`, each times its weight.
+
+        `here`: by expert, which one of `w13` and `w2` it is; -1 if another rank has it. None: all are here.
+        """
+        if here is not None:
+            experts = here[experts].long()
         most = max(1, _MOST_AT_ONCE // (experts.shape[1] * max(w13.shape[1], hidden.shape[1])))
         parts = zip(hidden.split(most), weights.split(most), experts.split(most), strict=True)
         found = [self._some(*some, w13=w13, w2=w2, act=_ACTIVATIONS[activation]) for some in parts]
@@ -54,15 +61,16 @@ class PlainExperts:
     ) -> torch.Tensor:  # fmt: skip
         tokens, each = experts.shape
         order = experts.flatten().argsort(stable=True)
-        counts = experts.flatten().bincount(minlength=w13.shape[0]).tolist()
+        elsewhere, *counts = (experts.flatten() + 1).bincount(minlength=w13.shape[0] + 1).tolist()
+        order = order[elsewhere:]  # those of experts that are not here come first
         rows = hidden[order // each].split(counts)
-        made = []
+        made = [hidden.new_empty(0, hidden.shape[1])]
         for expert, of_expert in enumerate(rows):
             if not len(of_expert):
                 continue
             gate, up = self._product(of_expert, w13[expert]).chunk(2, dim=-1)
             made.append(self._product(act(gate) * up, w2[expert]))
-        outputs = hidden.new_empty(tokens * each, hidden.shape[1])
+        outputs = hidden.new_zeros(tokens * each, hidden.shape[1])
         outputs[order] = torch.cat(made)
         outputs = outputs.view(tokens, each, -1).float()
         total = outputs[:, 0] * weights[:, :1]
@@ -104,11 +112,11 @@ def use_plain_experts(*, invariant: bool) -> None:
 
         def apply(
             self, output: torch.Tensor, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor,
-            topk_weights: torch.Tensor, topk_ids: torch.Tensor, activation: Any, *_: Any, **__: Any,
+            topk_weights: torch.Tensor, topk_ids: torch.Tensor, activation: Any, global_num_experts: int,
+            expert_map: torch.Tensor | None, *_: Any, **__: Any,
         ) -> None:  # fmt: skip
-            output.copy_(
-                experts.compute(hidden_states, w1, w2, topk_weights, topk_ids.long(), activation.value)
-            )
+            ids, act = topk_ids.long(), activation.value
+            output.copy_(experts.compute(hidden_states, w1, w2, topk_weights, ids, act, expert_map))
 
     current = unquantized.backend_to_kernel_cls
     plain = getattr(current, "plain", current)  # of an engine before this one in the process

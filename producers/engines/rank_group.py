@@ -1,14 +1,15 @@
 """The ranks of one engine, as torch and vLLM see them: an engine each, which all take the same steps.
 
 Each rank runs vLLM's LLMEngine in a process of its own, with a scheduler of its own, and holds its slices of
-the weights. All are given the same work in the same order, so they decide alike; only sums and logits pass
-between them. vLLM calls this an external launcher.
+the weights. All are given the same work in the same order, so they decide alike; only sums, logits and what
+a stretch of layers gives to the next pass between them. vLLM calls this an external launcher.
 
 The ranks find each other through a file in memory that has no name, so a killed rank leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,10 @@ from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from producers.engines.draft_plan import DraftPlan
-from producers.engines.held_slices import check_slices
+from producers.engines.held_slices import check_slices, void_others
 from producers.engines.scatter import HeldWeights
 from producers.engines.shared_plan import Share, SharedPlan
+from producers.engines.stretched_executor import stretched_executor
 
 _SHARED_MEMORY = Path("/dev/shm")
 _COMMUTES = 2  # ranks up to which the order of a sum does not matter
@@ -41,6 +43,16 @@ class EngineRank:
     name: str  # of the group: no other engine of the machine has it
     deadline_s: float
     share: Share  # how ranks learn what rank 0 decides by its clock
+
+    @property
+    def stretched(self) -> bool:
+        """Whether ranks hold other layers than each other."""
+        return self.slicing.layout.stretches > 1
+
+    @property
+    def first_expert(self) -> int:
+        """The first expert of each layer that this rank holds."""
+        return self.slicing.experts_of(self.number).start
 
     def plan(self) -> DraftPlan:
         """Return a plan of drafts that is the same on all ranks."""
@@ -58,7 +70,12 @@ class EngineRank:
             current_platform.dist_backend, rank=self.number, world_size=ranks,
             store=dist.FileStore(str(self.meeting), ranks), timeout=timedelta(seconds=self.deadline_s),
         )  # fmt: skip
-        return {"tensor_parallel_size": ranks, "distributed_executor_backend": _executor(self)}
+        layout = self.slicing.layout
+        os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, self.slicing.stretches.sizes))
+        return {
+            "tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.stretches,
+            "enable_expert_parallel": layout.whole_experts, "distributed_executor_backend": _executor(self),
+        }  # fmt: skip
 
     def shapes(self, folder: ModelFolder) -> dict[str, Sequence[int]]:
         """Return the shapes of what this rank holds of the tensors of a model."""
@@ -67,6 +84,7 @@ class EngineRank:
     def check(self, weights: HeldWeights, folder: ModelFolder) -> None:
         """Raise EngineError unless vLLM has divided the model in a folder, which it has loaded, alike."""
         check_slices(weights, folder, self.slicing, self.number)
+        void_others(weights, folder, self.slicing, self.number)
 
 
 def new_group_name() -> str:
@@ -77,7 +95,9 @@ def new_group_name() -> str:
 def _executor(rank: EngineRank) -> type[Any]:
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-    class RankExecutor(ExecutorWithExternalLauncher):
+    launched = stretched_executor() if rank.stretched else ExecutorWithExternalLauncher
+
+    class RankExecutor(launched):  # type: ignore[misc, valid-type]
         """Runs the model's part of one rank in this process, on the visible device of its number."""
 
         def _distributed_args(self) -> tuple[str, int, int]:
@@ -117,8 +137,8 @@ def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
     from vllm.distributed.device_communicators import cpu_communicator as shared
 
     plain = shared._CPUSHMDistributed._init_cpu_shm
-    shared._CPUSHMDistributed._init_cpu_shm = _without_names(plain, rank.name)
-    if rank.slicing.ranks > _COMMUTES:
+    shared._CPUSHMDistributed._init_cpu_shm = _without_names(plain)
+    if rank.slicing.layout.tensor > _COMMUTES:
         shared.CpuCommunicator.all_reduce = add_in_order
     try:
         yield
@@ -126,13 +146,13 @@ def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
         shared._CPUSHMDistributed._init_cpu_shm = plain
 
 
-def _without_names(plain: Callable[[Any], int], name: str) -> Callable[[Any], int]:
-    """Remove the names of shared memory as soon as all ranks have mapped it."""
+def _without_names(plain: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Remove the names of a group's shared memory as soon as all its ranks have mapped it."""
 
     @wraps(plain)
     def init(self: Any) -> int:
         handle = plain(self)
-        for file in _SHARED_MEMORY.glob(f"{name}-*"):
+        for file in _SHARED_MEMORY.glob(f"{glob.escape(self.group_name)}*"):
             with suppress(FileNotFoundError):  # another rank was faster
                 file.unlink()
         return handle

@@ -62,7 +62,7 @@ def following_engine(options: RankOptions, share: Share) -> VllmEngine:
     spec = RunSpec.model_validate_json(options.engine.spec)
     settings = ENGINES.loaded(spec.generator)
     assert isinstance(settings, VllmSettings)
-    slicing = Slicing.of(Path(options.engine.model), settings.tensor_parallel)
+    slicing = Slicing.of(Path(options.engine.model), settings.layout)
     meeting, deadline_s = Path(options.meeting), rank_deadline_s(spec)
     rank = EngineRank(options.number, slicing, meeting, options.group, deadline_s, share)
     return settings.own_engine(options.engine.model, spec, rank)

@@ -21,6 +21,7 @@ import torch
 from producers.engines.engine import EngineError
 from producers.engines.open_requests import Arrival, fetched
 from producers.engines.sampler import own_id
+from producers.engines.stretch_routes import RoutedLayers, routed_layers, routes_of_all
 from schemas.expert_routes import RouteShape
 
 
@@ -49,15 +50,15 @@ class _Step:
 class RouteRecorder:
     """Records the routes of one engine's open requests."""
 
-    def __init__(self, routers: Sequence[Any], most_rows: int, device: torch.device) -> None:
-        """`routers`: of vLLM's layers, in their order; `most_rows`: tokens that a step computes at most."""
-        shapes = {(router.top_k, router.global_num_experts) for router in routers}
-        if len(shapes) != 1:
-            raise EngineError(
-                f"the layers of this model take different numbers of experts ({sorted(shapes)}), and their "
-                "routes can't be recorded. Set model.follow_routes: false"
-            )
-        self.shape = RouteShape(len(routers), *shapes.pop())
+    def __init__(
+        self, routers: Sequence[Any], layers: RoutedLayers, most_rows: int, device: torch.device
+    ) -> None:
+        """`routers`: of this rank's layers, in their order; `layers`: their place among those of all ranks.
+
+        `most_rows`: tokens that a step computes at most.
+        """
+        self._stretched = layers.stretches > 1
+        self.shape = RouteShape(layers.all, layers.taken, layers.experts)
         self._buffer = torch.zeros(
             most_rows, self.shape.layers, self.shape.taken, dtype=torch.int32, device=device
         )
@@ -65,7 +66,7 @@ class RouteRecorder:
         self._open: dict[str, _Recorded] = {}
         self._late: deque[_Step] = deque()
         self.guesses = False  # whether rows may be of tokens that are not drawn in the end
-        for layer, router in enumerate(routers):
+        for layer, router in enumerate(routers, layers.first):
             router.set_capture_fn(self._capture_of(layer))
 
     def _capture_of(self, layer: int) -> Any:
@@ -86,7 +87,9 @@ class RouteRecorder:
         batch = runner.input_batch
         count = len(batch.req_ids)
         starts = runner.query_start_loc.np[: count + 1].tolist()
-        routes = self._buffer[: starts[-1]].sort(dim=-1).values.to(self._narrow)
+        routes = self._buffer[: starts[-1]]
+        routes = routes_of_all(routes) if self._stretched else routes
+        routes = routes.sort(dim=-1).values.to(self._narrow)
         settled = batch.num_tokens_no_spec[:count].tolist() if self.guesses else None
         begins = batch.num_computed_tokens_cpu[:count].tolist()
         # not their names: a request of the same name may be opened again before this step has arrived
@@ -161,13 +164,6 @@ def _routers(model: torch.nn.Module) -> list[Any]:
     return [layer.router for layer in layers]
 
 
-def has_experts(model: torch.nn.Module) -> bool:
-    """Return whether vLLM's model is a mixture of experts."""
-    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
-
-    return any(isinstance(module, MoERunner) for module in model.modules())
-
-
 @contextmanager
 def recording_from_the_start(*, wanted: bool) -> Iterator[list[RouteRecorder]]:
     """Have the engine that starts within this record routes, if they are `wanted` and it has any.
@@ -185,8 +181,8 @@ def recording_from_the_start(*, wanted: bool) -> Iterator[list[RouteRecorder]]:
     def loading(load: Any) -> Any:
         def load_model(self: Any, *given: Any, **named: Any) -> None:
             load(self, *given, **named)
-            if wanted and not made and has_experts(self.model):
-                made.append(RouteRecorder(_routers(self.model), int(self.max_num_tokens), self.device))
+            if wanted and not made and (found := routed_layers(routers := _routers(self.model))):
+                made.append(RouteRecorder(routers, found, int(self.max_num_tokens), self.device))
 
         return load_model
 

@@ -12,7 +12,7 @@ _BYTES = 16
 
 DISAGREE = (
     "the ranks of the engine don't agree, so nothing that they draw can be used. That happens where their "
-    "devices compute otherwise than each other; set generator.tensor_parallel: 1 there"
+    "devices compute otherwise than each other; set generator.tensor_parallel and pipeline_parallel to 1"
 )
 
 

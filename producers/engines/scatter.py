@@ -93,13 +93,14 @@ class HeldWeights:
     """The weights that an engine computes with."""
 
     def __init__(
-        self, model: torch.nn.Module, shapes: Mapping[str, Sequence[int]], packed: Sequence[PackedLinear]
-    ) -> None:
-        """`shapes`: of all tensors.
+        self, model: torch.nn.Module, shapes: Mapping[str, Sequence[int]], packed: Sequence[PackedLinear],
+        first_expert: int = 0,
+    ) -> None:  # fmt: skip
+        """`shapes`: of all tensors; `first_expert`: of each layer, that this rank holds.
 
         A tensor's rows in its parameter follow from those above it, which a patch may lack.
         """
-        self._model, self._shapes = model, dict(shapes)
+        self._model, self._shapes, self._first_expert = model, dict(shapes), first_expert
         self._parameters = dict(model.named_parameters())
         names = {parameter: name for name, parameter in self._parameters.items()}
         self._layers: defaultdict[str, list[PackedLinear]] = defaultdict(list)  # by their weight
@@ -111,6 +112,7 @@ class HeldWeights:
         self._taken: PreparedScatter | None = None
         self._names: defaultdict[str, set[str]] = defaultdict(set)  # tensors that patches had, by parameter
         self._digests: dict[str, str] = {}
+        self._voided = set[str]()  # parameters that another rank has in use
         self._uploads, self._hashes = PinnedUploads(), StagedHashes()
 
     @torch.no_grad()
@@ -181,6 +183,19 @@ class HeldWeights:
         except EngineError:
             return False
 
+    def has_parameter(self, name: str) -> bool:
+        """Whether the engine has a parameter of a tensor's own name."""
+        return name in self._parameters
+
+    @torch.no_grad()
+    def void(self, name: str) -> None:
+        """Make a tensor NaN that is never written, and that nobody may compute with."""
+        parameter = self._parameters[name]
+        parameter.data.fill_(float("nan"))
+        self._voided.add(name)
+        for layer in self._layers.get(name, []):
+            layer.product = packed(parameter.data)
+
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor by its Hugging Face name: a view of the weights that the engine computes with."""
         parameter, rows = self._place(name)
@@ -204,10 +219,13 @@ class HeldWeights:
                         self._shapes[name.replace(f".{part}.", f".{other}.")][0] for other in parts[:number]
                     )
                     return whole, slice(before, before + rows)
-        refuse = partial(_refused, name)
-        if found := place_of_experts(name, self._shapes[name], self._parameters, refuse):
+        if found := self._place_of_experts(name):
             return found
         raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
+
+    def _place_of_experts(self, name: str) -> tuple[str, ParameterIndex] | None:
+        refuse = partial(_refused, name)
+        return place_of_experts(name, self._shapes[name], self._parameters, refuse, self._first_expert)
 
     def _check(self, name: str, part: TensorPatch) -> None:
         """Raise EngineError if a tensor comes with another dtype or shape than the engine's."""
@@ -222,7 +240,7 @@ class HeldWeights:
         """Raise EngineError if a tied output head is an old copy of the embedding."""
         head = getattr(getattr(self._model, "lm_head", None), "weight", None)
         embedding = fresh.get("model.embed_tokens.weight")
-        if head is None or embedding is None or "lm_head.weight" in self._names:
+        if head is None or embedding is None or "lm_head.weight" in {*self._names, *self._voided}:
             return
         if head.data_ptr() != embedding.data_ptr() and not torch.equal(
             head.data[: len(embedding)], embedding

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator
 
 from producers.engines.engine import EngineError, EngineSettings
+from schemas.rank_layout import RankLayout
 from schemas.runspec import RunSpec
 from schemas.shortening import shown
 
@@ -77,8 +78,8 @@ class ServedSettings(EngineSettings):
         return urls
 
     @property
-    def devices(self) -> int:
-        return self.tensor_parallel
+    def layout(self) -> RankLayout:
+        return RankLayout(self.tensor_parallel)
 
     def for_generator(self, number: int) -> ServedSettings:
         """Return the settings with the server of one generator alone."""

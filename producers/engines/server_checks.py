@@ -163,6 +163,8 @@ def wrong_facts(facts: ServerFacts, spec: RunSpec, model: str) -> list[str]:
         "it has pipeline or data parallelism: start it without": facts.workers != facts.ranks,
         f"it has {facts.ranks} ranks of tensor parallelism: --tensor-parallel-size {spec.generator.devices}, "
         f"or set generator.tensor_parallel: {facts.ranks}": facts.ranks != spec.generator.devices,
+        "it has expert parallelism, and here slices of each expert are expected: start it without "
+        "--enable-expert-parallel": facts.whole_experts,
         f"it quantizes weights ({facts.quantization}): start it without --quantization":
             bool(facts.quantization),
         "it has adapters: start it without --enable-lora": facts.adapters,

@@ -30,6 +30,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     workers: int  # of tensor, pipeline and data parallelism together
     ranks: int  # of tensor parallelism
+    whole_experts: bool = False  # whether these ranks divide experts, and not each one's tensors
     vocabulary: int
     longest: int  # tokens of prompt and answer
     slots: int

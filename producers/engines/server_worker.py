@@ -53,6 +53,7 @@ from producers.engines.server_facts import (
 from producers.engines.staged_patch import StagedPatch
 from producers.engines.vllm_in_process import packed_linears
 from schemas.importing import said
+from schemas.rank_layout import RankLayout
 
 _START = secrets.token_hex(8)
 _SPARE = 64 << 20  # bytes that a patch may have beside twice the model's
@@ -107,7 +108,7 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
         check_experts(self.model)
         ranks, shapes = get_tensor_model_parallel_world_size(), dict[str, Sequence[int]](init_info.shapes)
         if ranks > 1:
-            self._slicing = Slicing(ranks, init_info.heads, init_info.kv_heads)
+            self._slicing = Slicing(RankLayout(ranks), init_info.heads, init_info.kv_heads)
             shapes = self._slicing.shapes(shapes, get_tensor_model_parallel_rank())
         self._held = HeldWeights(self.model, shapes, _PACKED)
         self._check_slices()
@@ -317,6 +318,7 @@ def _facts(config: Any, runner: Any, *, transfers: bool) -> ServerFacts:
         device=str(runner.device.type),
         dtype=str(model.dtype).removeprefix("torch."), workers=config.parallel_config.world_size_across_dp,
         ranks=config.parallel_config.tensor_parallel_size,
+        whole_experts=bool(config.parallel_config.enable_expert_parallel),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len, slots=scheduler.max_num_seqs,
         logprobs_mode=str(model.logprobs_mode),
         prefix_caching=bool(config.cache_config.enable_prefix_caching),

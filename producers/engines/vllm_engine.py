@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from producers.engines.engine import EngineSettings, LocalEngine
 from producers.engines.vllm_options import VllmOption, check_options
+from schemas.rank_layout import RankLayout
 from schemas.runspec import RunSpec
 
 if TYPE_CHECKING:
@@ -47,6 +48,21 @@ class VllmSettings(EngineSettings):
         "GPU of its own, all on one machine; on a CPU each takes `threads`. The model's attention heads must "
         "be divisible by it. Bits differ from those of another number of ranks.",
     )
+    pipeline_parallel: int = Field(
+        1,
+        gt=0,
+        le=64,
+        description="Stretches of layers that an engine divides a model into: each is held by "
+        "`tensor_parallel` ranks, and a step goes through one after the other. So an engine takes "
+        "tensor_parallel × pipeline_parallel GPUs, and while one stretch computes, the others wait. For "
+        "models that tensor_parallel alone can't divide further. Bits are those of one stretch.",
+    )
+    expert_parallel: bool = Field(
+        False,
+        description="Give each rank of `tensor_parallel` whole experts of a mixture, an equal share of them, "
+        "instead of a slice of each expert. Ranks then multiply larger matrices, and those whose experts "
+        "nobody takes wait. The number of experts must be divisible by `tensor_parallel`.",
+    )
     speculation: bool = Field(
         False,
         description="Guess tokens from other answers to the same prompt, and compute several of a sample in "
@@ -67,16 +83,25 @@ class VllmSettings(EngineSettings):
         check_options(options)
         return options
 
+    @model_validator(mode="after")
+    def _has_ranks_for_experts(self) -> Self:
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "expert_parallel divides experts among the ranks of tensor_parallel, and that is 1: set "
+                "generator.tensor_parallel to how many ranks there shall be"
+            )
+        return self
+
     @property
-    def devices(self) -> int:
-        return self.tensor_parallel
+    def layout(self) -> RankLayout:
+        return RankLayout(self.tensor_parallel, self.pipeline_parallel, self.expert_parallel)
 
     def make(self, model: str, spec: RunSpec) -> LocalEngine:
         from producers.engines.engine_ranks import leading_engine
         from producers.engines.measured_steps import measure_steps
 
         own = lambda rank: self.own_engine(model, spec, rank)  # noqa: E731
-        made = own(None) if self.tensor_parallel == 1 else leading_engine(own, model, spec)
+        made = own(None) if self.layout.ranks == 1 else leading_engine(own, model, spec)
         measure_steps(made, self.slots)
         return made
 

@@ -151,8 +151,8 @@ class VllmEngine:
             "max_model_len": max_model_len, "max_num_seqs": slots,
             "max_num_batched_tokens": max(max_model_len, 64 * slots, 2048),
             "enable_prefix_caching": False, "scheduling_policy": "priority", "disable_log_stats": True,
-            # drafts are made from the last step's tokens, and on CPUs vLLM has no asynchronous scheduling
-            "async_scheduling": not on_cpu and drafter is None,
+            # drafts are made from the last step's tokens; vLLM has none on CPUs, and for stretches of layers
+            "async_scheduling": not on_cpu and drafter is None and not (rank and rank.stretched),
         }  # fmt: skip
         on_gpu = (gpu or GpuMemory()).arguments()
         if route_shape(model) is not None:
@@ -175,6 +175,10 @@ class VllmEngine:
         end = renderer.get_eos_token_id()
         renderer.get_eos_token_id = lambda: end  # vLLM would ask a pool of tokenizers at each request
         core = self._engine.engine_core.engine_core
+        if (
+            rank and rank.stretched
+        ):  # vLLM would hold back each step's answers for batches that nothing can fill
+            core.batch_queue, core.step_fn = None, core.step
         runner = core.model_executor.driver_worker.worker.model_runner
         self._scheduler, self._runner = core.scheduler, runner
         self._in_flight = InFlight(self._engine)
@@ -189,7 +193,8 @@ class VllmEngine:
         runner.sampler.topk_topp_sampler = self._sampler
         check_experts(runner.model)
         folder, self._rank, self._arrived = ModelFolder(model), rank, 0.0
-        self.weights = HeldWeights(runner.model, rank.shapes(folder) if rank else folder.shapes, packed)
+        shapes, first_expert = (rank.shapes(folder), rank.first_expert) if rank else (folder.shapes, 0)
+        self.weights = HeldWeights(runner.model, shapes, packed, first_expert)
         if rank:
             rank.check(self.weights, folder)
         self._slots, self._times = slots, StepTimes()

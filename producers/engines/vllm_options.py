@@ -20,12 +20,12 @@ _SETTINGS = {
     "gpu_memory_utilization": "generator.gpu_memory", "kv_cache_memory_bytes": "generator.kv_cache_mib",
     "enable_sleep_mode": "placement.kind", "speculative_config": "generator.speculation",
     "enable_lora": "model.lora", "tensor_parallel_size": "generator.tensor_parallel",
+    "pipeline_parallel_size": "generator.pipeline_parallel",
+    "enable_expert_parallel": "generator.expert_parallel",
 }  # fmt: skip
 _REASONS = {
     **{name: f"that is said by {setting}" for name, setting in _SETTINGS.items()},
-    **dict.fromkeys(
-        ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
-         "distributed_executor_backend"), _ONE_MACHINE),
+    **dict.fromkeys(("data_parallel_size", "distributed_executor_backend"), _ONE_MACHINE),
     **dict.fromkeys(("quantization", "load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",
@@ -35,6 +35,7 @@ _REASONS = {
     "skip_tokenizer_init": "answers are stopped by their text",
     "logprobs_mode": "a sample has the logprobs that it was drawn with",
     "moe_backend": "experts are computed where their weights lie as they were loaded",
+    "expert_placement_strategy": "each rank has neighbouring experts, whose digests the generator expects",
     "enable_eplb": "experts stay where they were loaded, since their weights are written in place",
     "enable_return_routed_experts": "that is said by model.follow_routes",
 }  # fmt: skip

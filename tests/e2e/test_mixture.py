@@ -1,4 +1,7 @@
-"""The whole loop with a mixture of experts: the trainer takes the experts that the engine took."""
+"""The whole loop with a mixture of experts: the trainer takes the experts that the engine took.
+
+The engine has two ranks with a layer each, so a sample's routes come from both.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from tests.factories import make_spec, make_tiny_mixture
 from tests.harness import running
 
 SPEC = make_spec(
+    generator={"pipeline_parallel": 2},
     algorithm={"iterations": 2, "groups": 8, "group_size": 4, "learning_rate": 3e-3},
     trainer={"bundle_tokens": 64},
 )

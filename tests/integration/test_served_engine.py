@@ -29,6 +29,7 @@ from producers.engines.on_server import ServedEngine
 from producers.engines.remote import RemoteEngine
 from producers.engines.server_link import KEY_VARIABLE
 from producers.stopping import stopping_of
+from schemas.rank_layout import RankLayout
 from schemas.runspec import RunSpec
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
 from tests.harness import running
@@ -152,7 +153,7 @@ def test_a_server_of_two_ranks_has_slices_of_the_weights(
 ) -> None:
     """They draw as one rank does, and each slice is verified, also after a delta."""
     old, new = weights(model, 0), weights(model, 1)
-    slices = SliceDigests(Slicing.for_engine(model, 2))
+    slices = SliceDigests(Slicing.for_engine(model, RankLayout(2)))
     requests = [request(number) for number in range(8)]
     give(engine, new, "one")
     expected = run(engine, requests)

@@ -22,10 +22,12 @@ from infra.weights.slices import SliceDigests, Slicing
 from producers.engines.engine import DrawnAnswer, EngineError, Installed, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
+from schemas.rank_layout import RankLayout
 from tests.factories import make_spec, make_tiny_model
 from tests.waiting import wait_until
 
 RANKS = 2
+LAYOUT = RankLayout(RANKS)
 DEADLINE_S = 120
 
 
@@ -79,14 +81,14 @@ def weights(model: Path, change: int = 0, share: float = 1.0) -> Model:
 
 def give(
     engine: RemoteEngine, model: Path, new: Model, old: Model | None = None, since: str | None = None,
-    root: str = "r", *, recompute: bool = False, ranks: int = RANKS,
+    root: str = "r", *, recompute: bool = False, layout: RankLayout = LAYOUT,
 ) -> Installed:  # fmt: skip
     """Install weights, and see that each rank holds its slices of them."""
     engine.prepare(PatchFile(old or {}, new, since=since, root=root))
     wait_until(engine.is_ready, what="its being ready")
     installed = engine.install(recompute=recompute)
     wait_until(engine.digests, what="what it holds")
-    expected = SliceDigests(Slicing.of(model, ranks)).of(new, model_digests(new))
+    expected = SliceDigests(Slicing.for_engine(model, layout)).of(new, model_digests(new))
     assert engine.digests() == expected
     return installed
 
@@ -164,7 +166,7 @@ def test_four_ranks_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", width=128, heads=4)
     engine = started(model, ranks=4)
     try:
-        give(engine, model, weights(model, change=1), ranks=4)
+        give(engine, model, weights(model, change=1), layout=RankLayout(4))
         requests = [request(number) for number in range(10)]
         together = run(engine, requests)
         for one in requests[::4]:

@@ -9,7 +9,7 @@ import pytest
 
 from flows.run.checks import check_context
 from schemas.loading import RunFileError
-from tests.factories import make_model_files, make_spec, make_tiny_model
+from tests.factories import make_model_files, make_spec, make_tiny_mixture, make_tiny_model
 
 
 def test_a_model_too_small_for_the_longest_sample_is_refused(tmp_path: Path) -> None:
@@ -55,6 +55,13 @@ def test_a_model_that_ranks_of_an_engine_can_not_divide_is_refused_before_the_st
     check_context(make_spec(generator={"tensor_parallel": 2}), model)
     with pytest.raises(RunFileError, match=r"generator\.tensor_parallel: .*2 attention heads can't be"):
         check_context(make_spec(generator={"tensor_parallel": 4}), model)
+    check_context(make_spec(generator={"pipeline_parallel": 2}), model)
+    with pytest.raises(RunFileError, match=r"generator\.pipeline_parallel: its 2 layers .* 3 stretches"):
+        check_context(make_spec(generator={"pipeline_parallel": 3}), model)
+    with pytest.raises(RunFileError, match=r"generator\.expert_parallel: it is no mixture of experts"):
+        check_context(make_spec(generator={"tensor_parallel": 2, "expert_parallel": True}), model)
+    mixture = make_tiny_mixture(tmp_path / "mixture", "qwen3_moe")
+    check_context(make_spec(generator={"tensor_parallel": 2, "expert_parallel": True}), mixture)
     (model / "config.json").write_text("{}")
     with pytest.raises(RunFileError, match=r"generator\.tensor_parallel: .*does not say how many attention"):
         check_context(make_spec(generator={"tensor_parallel": 2}), model)

@@ -115,6 +115,9 @@ def test_an_engine_does_not_share_a_gpu_with_itself() -> None:
     found = DealtGpus.of_run(spec, ["0", "1"]).problem(1)
     assert found.startswith("generator.tensor_parallel: an engine of 4 ranks needs as many GPUs of one")
     assert not DealtGpus.of_run(spec, ["0", "1", "2", "3"]).problem(1)
+    halves = make_spec(generator={"tensor_parallel": 2, "pipeline_parallel": 2})
+    dealt = DealtGpus.of_run(halves, list("01234"))
+    assert dealt.for_generator(0) == {VISIBLE: "1,2,3,4"} and dealt.problem(2)
     assert not DealtGpus.of_run(spec, []).problem(1)
 
 

@@ -68,3 +68,26 @@ def test_a_weight_that_is_written_in_place_counts_at_once() -> None:
     after = mine.compute(hidden, w13, w2, weights, experts, "silu")
     changed = (before != after).any(-1)
     assert torch.equal(changed, (experts == expert).any(-1))
+
+
+@pytest.mark.parametrize("invariant", [True, False])
+def test_ranks_with_their_own_experts_add_up_to_all(invariant: bool) -> None:
+    hidden, w13, w2, weights, experts = drawn(torch.float32)
+    mine, total = PlainExperts(invariant=invariant), torch.zeros_like(hidden)
+    for first, last in ((0, 2), (2, EXPERTS), (EXPERTS, EXPERTS)):  # the last rank has none
+        here = torch.full((EXPERTS,), -1, dtype=torch.int32)
+        here[first:last] = torch.arange(last - first, dtype=torch.int32)
+        total += mine.compute(hidden, w13[first:last], w2[first:last], weights, experts, "silu", here)
+    whole = mine.compute(hidden, w13, w2, weights, experts, "silu")
+    torch.testing.assert_close(total, whole, rtol=1e-4, atol=1e-3)
+
+
+def test_ranks_with_slices_of_experts_add_up_to_all() -> None:
+    hidden, w13, w2, weights, experts = drawn(torch.float32)
+    mine, total, half = PlainExperts(invariant=True), torch.zeros_like(hidden), INNER // 2
+    for begin in (0, half):
+        gate, up = w13[:, begin : begin + half], w13[:, INNER + begin : INNER + begin + half]
+        slices = torch.cat([gate, up], dim=1), w2[:, :, begin : begin + half].contiguous()
+        total += mine.compute(hidden, *slices, weights, experts, "silu")
+    whole = mine.compute(hidden, w13, w2, weights, experts, "silu")
+    torch.testing.assert_close(total, whole, rtol=1e-4, atol=1e-3)

@@ -49,6 +49,34 @@ def test_in_turns_the_learners_state_stays_beside_the_engines_share() -> None:
     assert table_of(gpu_memory=0.15).slots_in_turns("H100", 1) == 0
 
 
+def test_stretches_of_layers_have_the_memory_of_all_devices_and_the_speed_of_one_stretch() -> None:
+    plain, stretched = table_of(), table_of(pipeline_parallel=2)
+    assert plain.tensor_parallel("H100", 8) == [1, 2, 4]  # 28 heads can't be divided by 8
+    assert stretched.tensor_parallel("H100", 8) == [2, 4, 8]
+    small = {"gpu_memory": 0.15}
+    assert table_of(**small).slots_in_turns("H100", 1) == 0  # the model does not fit
+    assert table_of(**small, pipeline_parallel=2).slots_in_turns("H100", 2) > 0
+    assert stretched.engine("H100", 2, 8).batch_s == plain.engine("H100", 1, 8).batch_s
+    assert stretched.engine("H100", 4, 8).batch_s[8] < stretched.engine("H100", 2, 8).batch_s[8]
+    on_cpu = table_of(pipeline_parallel=2, threads=3)
+    assert on_cpu.tensor_parallel("CPU", 16) == [6]
+    assert on_cpu.engine("CPU", 6, 8).cores == 6
+    assert on_cpu.engine("CPU", 6, 8).batch_s == table_of(threads=3).engine("CPU", 3, 8).batch_s
+
+
+def test_experts_are_divided_among_as_many_ranks_as_divide_their_number() -> None:
+    mixture = shape_of(
+        {
+            "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "head_dim": 128,
+            "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4,
+            "vocab_size": 151_936, "num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 768,
+        }
+    )  # fmt: skip
+    for whole, able in ((False, [1, 2, 4, 8]), (True, [1, 2, 4])):
+        times = replace(table_of(tensor_parallel=2, expert_parallel=whole), shape=mixture)
+        assert times.tensor_parallel("H100", 8) == able
+
+
 def test_a_plan_takes_turns_only_where_both_fit() -> None:
     pool, demand = pool_of("a", 1, 4, hardware="H100"), demand_of()
     found = MachineAllocator([pool], table_of(), demand).estimates(PlanGoal())

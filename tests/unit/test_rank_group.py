@@ -14,9 +14,11 @@ import torch
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from producers.engines.engine import EngineError, Pace
+from producers.engines.held_slices import part_of
 from producers.engines.rank_group import EngineRank, add_in_order, new_group_name
 from producers.engines.shared_plan import SharedPlan
-from tests.factories import make_spec, make_tiny_model
+from schemas.rank_layout import RankLayout
+from tests.factories import make_spec, make_tiny_mixture, make_tiny_model
 
 
 @dataclass
@@ -58,14 +60,20 @@ class Held:
     """What an engine of one rank would hold after loading."""
 
     def __init__(self, folder: ModelFolder, slicing: Slicing, rank: int) -> None:
-        self.tensors = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.voided: list[str] = []
         for name, shape in folder.shapes.items():
             mine, whole = slicing.slice(name, shape, rank), folder.tensor(name)
-            part = whole if mine is None else whole.narrow(mine.axis, mine.begin, mine.end - mine.begin)
-            self.tensors[name] = part.clone()
+            self.tensors[name] = (whole if mine is None else part_of(whole, mine)).clone()
 
     def has(self, name: str) -> bool:
         return name in self.tensors
+
+    def has_parameter(self, name: str) -> bool:
+        return name in self.tensors
+
+    def void(self, name: str) -> None:
+        self.voided.append(name)
 
     def tensor(self, name: str) -> torch.Tensor:
         return self.tensors[name]
@@ -77,7 +85,7 @@ def rank_of(slicing: Slicing, number: int) -> EngineRank:
 
 def test_an_engine_that_divides_a_model_otherwise_is_refused(tmp_path: Path) -> None:
     folder = ModelFolder(make_tiny_model(tmp_path / "model", heads=2))
-    slicing = Slicing.of(folder.path, 2)
+    slicing = Slicing.of(folder.path, RankLayout(2))
     for number in (0, 1):
         held = Held(folder, slicing, number)
         rank = rank_of(slicing, number)
@@ -93,6 +101,26 @@ def test_an_engine_that_divides_a_model_otherwise_is_refused(tmp_path: Path) -> 
             ) as refused:
                 rank.check(cast(Any, held), folder)
             assert refused.value.lasting
+
+
+def test_what_is_loaded_and_not_written_on_a_rank_is_made_useless(tmp_path: Path) -> None:
+    folder = ModelFolder(make_tiny_mixture(tmp_path / "model", "qwen3_moe"))
+    slicing = Slicing.of(folder.path, RankLayout(1, 2))
+    others = [[name for name in folder.shapes if not slicing.holds(name, number)] for number in (0, 1)]
+    outside = [[name for name in names if ".layers." not in name] for names in others]
+    assert outside == [["lm_head.weight", "model.norm.weight"], ["model.embed_tokens.weight"]]
+    for number in (0, 1):
+        held = Held(folder, slicing, number)
+        for name in set(others[number]) - set(outside[number]):
+            del held.tensors[name]
+        rank_of(slicing, number).check(cast(Any, held), folder)
+        assert held.voided == outside[number]
+    head = held.tensors.pop("lm_head.weight")  # then the embedding may be in its place
+    with pytest.raises(EngineError, match=r"embed_tokens\.weight otherwise .*pipeline_parallel: 1"):
+        rank_of(slicing, 1).check(cast(Any, held), folder)
+    held.tensors |= {"lm_head.weight": head, "model.layers.0.input_layernorm.weight": torch.ones(64)}
+    with pytest.raises(EngineError, match=r"layers\.0\.input_layernorm\.weight otherwise"):
+        rank_of(slicing, 1).check(cast(Any, held), folder)
 
 
 def test_no_two_groups_have_the_same_name() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from producers.engines.engine import EngineError
 from producers.engines.route_recorder import RouteRecorder
+from producers.engines.stretch_routes import RoutedLayers, place_among, router_counts
 from schemas.expert_routes import RouteShape
 
 EXPERTS = 8
@@ -26,12 +27,19 @@ class Router:
         self.capture = capture
 
 
+def routed(routers: list[Router]) -> RoutedLayers:
+    """The place of routers that one rank has all of."""
+    found = place_among([router_counts(routers)], 0)
+    assert found is not None
+    return found
+
+
 class Runner:
     """vLLM's model runner: each step computes some tokens of some requests."""
 
     def __init__(self, layers: int = 3, experts: int = EXPERTS) -> None:
         self.routers = [Router(experts=experts) for _ in range(layers)]
-        self.recorder = RouteRecorder(self.routers, 64, torch.device("cpu"))
+        self.recorder = RouteRecorder(self.routers, routed(self.routers), 64, torch.device("cpu"))
 
     def step(self, *given: tuple[str, int, int], settled: tuple[int, ...] = (), salt: int = 0) -> None:
         """`given`: name, first token and number of tokens of each request."""
@@ -133,4 +141,35 @@ def test_routes_on_their_way_are_waited_for_at_the_end(monkeypatch: pytest.Monke
 def test_more_experts_take_wider_numbers_and_uneven_layers_are_refused() -> None:
     assert Runner(experts=300).recorder.shape.dtype == np.uint16
     with pytest.raises(EngineError, match="follow_routes: false"):
-        RouteRecorder([Router(), Router(taken=3)], 8, torch.device("cpu"))
+        routed([Router(), Router(taken=3)])
+
+
+def test_ranks_know_where_their_layers_are_among_all() -> None:
+    numbers = [router_counts([Router()] * count) for count in (2, 0, 3)]  # the second has no experts
+    assert [place_among(numbers, stretch) for stretch in range(3)] == [
+        RoutedLayers(first, 5, 2, EXPERTS, 3) for first in (0, 2, 2)
+    ]
+    assert place_among([router_counts([])] * 2, 1) is None
+    with pytest.raises(EngineError, match=r"\[\(2, 8\), \(3, 8\)\].*follow_routes: false"):
+        place_among([router_counts([Router()]), router_counts([Router(taken=3)])], 0)
+
+
+def test_a_rank_records_at_the_places_of_its_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' columns come from their ranks: here they are zeros, and what comes is what is kept."""
+    runner, seen = Runner(), list[torch.Tensor]()
+    numbers = [router_counts([Router()] * 2), router_counts(runner.routers)]
+    place = place_among(numbers, 1)
+    assert place is not None
+
+    def together(mine: torch.Tensor) -> torch.Tensor:
+        seen.append(mine.clone())
+        return mine
+
+    monkeypatch.setattr("producers.engines.route_recorder.routes_of_all", together)
+    runner.recorder = RouteRecorder(runner.routers, place, 64, torch.device("cpu"))
+    runner.recorder.open("a", 3)
+    runner.step(("a", 0, 3))
+    found = runner.recorder.close("a", 1)
+    assert found.shape == (3, 5, 2) and np.array_equal(found[:, 2:], routes("a", 3))
+    (mine,) = seen
+    assert not mine[:, :2].any() and mine.shape == (3, 5, 2)

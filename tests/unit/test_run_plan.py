@@ -343,6 +343,12 @@ def test_devices_that_no_setting_says_are_said(made: RunPlan) -> None:
     assert beyond_settings(alike) == []
     settings = plan_settings(replace(made, chosen=replace(made.chosen, split=alike)))
     assert settings["generator.tensor_parallel"] == 4
+    stretched = made.spec.generator.model_copy(update={"pipeline_parallel": 2})
+    chosen = replace(made.chosen, split=alike)
+    settings = plan_settings(
+        replace(made, chosen=chosen, spec=made.spec.model_copy(update={"generator": stretched}))
+    )
+    assert settings["generator.tensor_parallel"] == 2
     mixed = replace(split, generators=(*wide, (replace(wide[0][0], tensor_parallel=2), 1)))
     assert "takes 4 devices: a run file has one generator.tensor_parallel" in beyond_settings(mixed)[0]
     assert "generator.tensor_parallel" not in plan_settings(

@@ -14,6 +14,7 @@ from infra.weights.bits import Bits, empty, model_of
 from infra.weights.digest import model_digests
 from infra.weights.patch import PatchFile
 from producers.engines.engine import EngineError
+from producers.engines.expert_places import place_of_experts
 from producers.engines.scatter import HeldWeights
 from tests.factories import make_patch
 
@@ -151,3 +152,28 @@ def test_a_stale_head_is_found() -> None:
     weights._model.lm_head.weight = torch.nn.Parameter(torch.ones(8, 4))
     with pytest.raises(EngineError, match="lm_head is stale"):
         take(weights, PatchFile({}, drawn("F32", 0), since=None, root="1"))
+
+
+def test_a_head_that_another_rank_computes_with_is_no_stale_copy() -> None:
+    model = Fused(torch.float32)
+    model.lm_head.weight = torch.nn.Parameter(torch.ones(8, 4), requires_grad=False)
+    weights, new = HeldWeights(model, SHAPES, []), drawn("F32", 1)
+    with pytest.raises(EngineError, match="the tied lm_head is stale"):
+        take(weights, PatchFile({}, new, since=None, root="a"))
+    weights.void("lm_head.weight")
+    assert model.lm_head.weight.isnan().all()
+    assert take(weights, PatchFile({}, new, since=None, root="a")) == model_digests(new)
+
+
+def test_a_rank_finds_its_own_experts_by_their_numbers_in_the_model() -> None:
+    parameters = {"a.experts.routed_experts.w13_weight": torch.zeros(2, 8, 4)}
+
+    def place(expert: int) -> object:
+        name = f"a.experts.{expert}.up_proj.weight"
+        return place_of_experts(name, (4, 4), parameters, EngineError, first_expert=6)
+
+    assert place(6) == ("a.experts.routed_experts.w13_weight", (0, slice(4, 8)))
+    assert place(7) == ("a.experts.routed_experts.w13_weight", (1, slice(4, 8)))
+    for elsewhere in (0, 5, 8):
+        with pytest.raises(EngineError, match=f"it is of expert {elsewhere}, and the engine has 2 from 6 on"):
+            place(elsewhere)

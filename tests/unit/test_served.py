@@ -367,6 +367,9 @@ def test_facts_that_do_not_fit_are_named_with_flags(model: Path) -> None:
     ]
     generator = {"engine": "served", "tensor_parallel": 2}
     assert wrong_facts(ranks, make_spec(generator=generator), str(model)) == []
+    experts = honest_facts(config, slots=64, workers=2, ranks=2, whole_experts=True)
+    (wrong_one,) = wrong_facts(experts, make_spec(generator=generator), "")
+    assert wrong_one.startswith("it has expert parallelism, and here slices of each expert are expected")
     wrong = honest_facts(
         config | {"hidden_size": 1}, dtype="bfloat16", longest=8, slots=2, logprobs_mode="raw_logprobs",
         prefix_caching=True, chunked_prefill=True, workers=2, quantization="fp8", adapters=True,

@@ -15,6 +15,7 @@ from infra.weights.digest import digest_of, model_digests
 from infra.weights.patch import PatchFile
 from infra.weights.slices import SliceDigests, Slicing, slice_name
 from infra.weights.weights_error import WeightsError
+from schemas.rank_layout import RankLayout
 
 HEAD, WIDTH, INNER = 4, 12, 8
 LAYER = "model.layers.0"
@@ -42,12 +43,16 @@ def drawn(dtype: str, shape: tuple[int, ...], seed: int) -> Bits:
     return bits
 
 
+def sliced(ranks: int, heads: int, kv_heads: int) -> Slicing:
+    return Slicing(RankLayout(ranks), heads, kv_heads)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Slicing, dict[str, tuple[int, ...]]]:
     ranks = draw(st.sampled_from([1, 2, 4, 8]))
     heads = ranks * draw(st.sampled_from([1, 2]))
     kv_heads = draw(st.sampled_from([one for one in (1, 2, 4, 8, 16) if one <= heads and heads % one == 0]))
-    return Slicing(ranks, heads, kv_heads), shapes_of(heads, kv_heads, draw(st.integers(1, 150)))
+    return Slicing(RankLayout(ranks), heads, kv_heads), shapes_of(heads, kv_heads, draw(st.integers(1, 150)))
 
 
 def held(slicing: Slicing, name: str, bits: Bits, rank: int) -> Bits:
@@ -55,8 +60,8 @@ def held(slicing: Slicing, name: str, bits: Bits, rank: int) -> Bits:
     mine = slicing.slice(name, bits.shape, rank)
     if mine is None:
         return bits
-    whole = bits.data.reshape(bits.shape)
-    part = whole[mine.begin : mine.end] if mine.axis == 0 else whole[:, mine.begin : mine.end]
+    places = np.concatenate([np.arange(begin, end) for begin, end in mine.spans])
+    part = np.take(bits.data.reshape(bits.shape), places, axis=mine.axis)
     return Bits(bits.dtype, part.shape, np.ascontiguousarray(part).reshape(-1))
 
 
@@ -74,10 +79,9 @@ def test_all_slices_together_are_the_tensor(
             assert slicing.shapes({name: shape}, rank)[name] == (mine.shape(shape) if mine else shape)
             if mine is None:
                 covered += 1
-            elif mine.axis == 0:
-                covered[mine.begin : mine.end] += 1
             else:
-                covered[:, mine.begin : mine.end] += 1
+                for begin, end in mine.spans:
+                    np.moveaxis(covered, mine.axis, 0)[begin:end] += 1
         copies = 1
         if ".k_proj" in name or ".v_proj" in name:
             copies = max(1, slicing.ranks // slicing.kv_heads)
@@ -113,7 +117,7 @@ def test_a_patch_of_slices_makes_the_slices_of_the_patched_whole(
 
 
 def test_positions_of_large_tensors_need_8_bytes_and_are_kept_so() -> None:
-    slicing = Slicing(2, 2, 2)
+    slicing = Slicing(RankLayout(2), 2, 2)
     old = drawn("F32", (8, 4), 0)
     new = Bits("F32", (8, 4), old.data + np.uint32(1) * (np.arange(32) % 11 == 5))
     (name,) = names = ["model.layers.0.mlp.down_proj.weight"]
@@ -131,7 +135,7 @@ def test_positions_of_large_tensors_need_8_bytes_and_are_kept_so() -> None:
 
 
 def test_slices_of_tensors_that_did_not_change_are_not_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    slicing = Slicing(2, 2, 1)
+    slicing = Slicing(RankLayout(2), 2, 1)
     model = {name: drawn("F32", shape, 1) for name, shape in shapes_of(2, 1, 70).items()}
     digests = SliceDigests(slicing)
     first = digests.of(model, model_digests(model))
@@ -147,19 +151,20 @@ def test_slices_of_tensors_that_did_not_change_are_not_hashed_again(monkeypatch:
 def test_an_engine_of_one_rank_holds_whole_tensors() -> None:
     model = {"model.layers.0.mlp.experts.0.up_proj.weight": drawn("F32", (2, 2), 0)}
     assert SliceDigests(None).of(model, model_digests(model)) == model_digests(model)
-    assert Slicing.for_engine(Path("nowhere"), 1) is None
+    assert Slicing.for_engine(Path("nowhere"), RankLayout()) is None
 
 
 @pytest.mark.parametrize(
     ("slicing", "changes", "message"),
     [
-        (Slicing(4, 6, 6), {}, "6 attention heads can't be divided among 4 ranks"),
-        (Slicing(6, 12, 4), {}, "4 heads of keys and values can neither be divided among 6 ranks nor"),
-        (Slicing(3, 3, 3), {}, "multiple of 64 rows, which can't be divided among 3 ranks"),
-        (Slicing(2, 2, 2), {"up_proj": (9, WIDTH)}, r"up_proj.weight \[9, 12\] can't be divided among 2"),
-        (Slicing(2, 2, 2), {"experts.0.up_proj": (8, WIDTH)}, "mixtures of experts run on one rank"),
-        (Slicing(2, 2, 2), {"fc1": (8, WIDTH)}, "fc1.weight can't be divided .* it is no layer known here"),
-        (Slicing(2, 2, 2), {"convolution": (8, 4, 4)}, "convolution.weight can't be divided"),
+        (sliced(4, 6, 6), {}, "6 attention heads can't be divided among 4 ranks"),
+        (sliced(6, 12, 4), {}, "4 heads of keys and values can neither be divided among 6 ranks nor"),
+        (sliced(3, 3, 3), {}, "multiple of 64 rows, which can't be divided among 3 ranks"),
+        (sliced(2, 2, 2), {"up_proj": (9, WIDTH)}, r"up_proj.weight \[9, 12\] can't be divided among 2"),
+        (sliced(2, 2, 2), {"experts.0.up_proj": (9, WIDTH)}, r"experts.0.up_proj.weight \[9, 12\] can't"),
+        (sliced(2, 2, 2), {"experts.0.router": (8, WIDTH)}, "router.weight can't be divided .* no layer"),
+        (sliced(2, 2, 2), {"fc1": (8, WIDTH)}, "fc1.weight can't be divided .* it is no layer known here"),
+        (sliced(2, 2, 2), {"convolution": (8, 4, 4)}, "convolution.weight can't be divided"),
     ],
 )  # fmt: skip
 def test_models_that_ranks_can_not_divide_are_refused_with_the_reason(
@@ -184,11 +189,11 @@ def test_models_that_ranks_can_not_divide_are_refused_with_the_reason(
 def test_a_config_that_does_not_say_the_heads_is_named(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(WeightsError, match=r"config\.json does not say how many attention heads"):
-        Slicing.of(tmp_path, 2)
+        Slicing.of(tmp_path, RankLayout(2))
 
 
 def test_keys_and_values_have_as_many_heads_as_queries_unless_the_config_says_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 4}))
-    assert Slicing.of(tmp_path, 2) == Slicing(2, 4, 4)
+    assert Slicing.of(tmp_path, RankLayout(2)) == Slicing(RankLayout(2), 4, 4)
     with pytest.raises(WeightsError, match="does not say"):
-        Slicing.of(tmp_path / "nowhere", 2)
+        Slicing.of(tmp_path / "nowhere", RankLayout(2))

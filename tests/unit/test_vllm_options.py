@@ -18,7 +18,9 @@ from tests.factories import make_spec
     [
         ("dtype", "that is said by model.dtype"), ("max_num_seqs", "that is said by generator.slots"),
         ("tensor_parallel_size", "that is said by generator.tensor_parallel"),
-        ("pipeline_parallel_size", "an engine is on one machine"),
+        ("pipeline_parallel_size", "that is said by generator.pipeline_parallel"),
+        ("enable_expert_parallel", "that is said by generator.expert_parallel"),
+        ("data_parallel_size", "an engine is on one machine"),
         ("quantization", "weights are written into"),
         ("seed", "a seed of its own"), ("trust_remote_code", "is never run"),
         ("enable_prefix_caching", "what older weights have cached"),
