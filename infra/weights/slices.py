@@ -22,6 +22,7 @@ import numpy as np
 from infra.weights.arrays import Array
 from infra.weights.bits import Bits, Model
 from infra.weights.digest import digest_of
+from infra.weights.eight_bits import SCALE
 from infra.weights.patch import Patch, TensorPatch
 from infra.weights.weights_error import WeightsError
 
@@ -128,7 +129,7 @@ class Slicing:
         layer = module.rpartition(".")[2]
         if len(shape) > 1 and (".experts." in name or len(shape) > 2 or leaf != "weight"):
             raise self._unknown(name)
-        if leaf not in ("weight", "bias"):
+        if leaf not in ("weight", "bias", SCALE):  # scales of rows are divided as rows are
             return None  # such as scales of channels; ranks look what vLLM holds of them
         if layer in _QUERIES:
             return self._even(name, shape, 0, self.heads, rank)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,10 +59,6 @@ class EngineRank:
             store=dist.FileStore(str(self.meeting), ranks), timeout=timedelta(seconds=self.deadline_s),
         )  # fmt: skip
         return {"tensor_parallel_size": ranks, "distributed_executor_backend": _executor(self)}
-
-    def shapes(self, folder: ModelFolder) -> dict[str, Sequence[int]]:
-        """Return the shapes of what this rank holds of the tensors of a model."""
-        return self.slicing.shapes(folder.shapes, self.number)
 
     def check(self, weights: HeldWeights, folder: ModelFolder) -> None:
         """Raise EngineError unless vLLM has divided the model in a folder, which it has loaded, alike."""

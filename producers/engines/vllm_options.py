@@ -13,20 +13,21 @@ from schemas.shortening import shown
 VllmOption = bool | int | float | str
 
 _ONE_MACHINE = "an engine is on one machine; see generator.tensor_parallel and placement.generators"
-_WEIGHTS = "the trainer's weights are written into vLLM's own, in the model's dtype"
+_WEIGHTS = "the trainer's weights are written into vLLM's own, as StreamRL lays them out"
 _SETTINGS = {
     "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype",
     "max_num_seqs": "generator.slots", "max_model_len": "sampling.max_prompt_tokens and sampling.max_tokens",
     "gpu_memory_utilization": "generator.gpu_memory", "kv_cache_memory_bytes": "generator.kv_cache_mib",
     "enable_sleep_mode": "placement.kind", "speculative_config": "generator.speculation",
     "enable_lora": "model.lora", "tensor_parallel_size": "generator.tensor_parallel",
+    "quantization": "generator.quantization", "quantization_config": "generator.quantization",
 }  # fmt: skip
 _REASONS = {
     **{name: f"that is said by {setting}" for name, setting in _SETTINGS.items()},
     **dict.fromkeys(
         ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel",
          "distributed_executor_backend"), _ONE_MACHINE),
-    **dict.fromkeys(("quantization", "load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
+    **dict.fromkeys(("load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",
     "async_scheduling": "it is on wherever samples are drawn by a GPU and without speculation",
