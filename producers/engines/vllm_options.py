@@ -34,6 +34,7 @@ _REASONS = {
     "enable_prefix_caching": "what older weights have cached would be used with newer ones",
     "trust_remote_code": "code in a model's folder is never run",
     "skip_tokenizer_init": "answers are stopped by their text",
+    "kv_cache_dtype": "keys and values are held as the model computes them, as the trainer has them",
     "logprobs_mode": "a sample has the logprobs that it was drawn with",
     "moe_backend": "experts are computed where their weights lie as they were loaded",
     "enable_eplb": "experts stay where they were loaded, since their weights are written in place",

@@ -20,7 +20,7 @@ from tests.factories import make_spec
         ("tensor_parallel_size", "that is said by generator.tensor_parallel"),
         ("pipeline_parallel_size", "an engine is on one machine"),
         ("quantization", "that is said by generator.quantization"),
-        ("load_format", "weights are written into"),
+        ("load_format", "weights are written into"), ("kv_cache_dtype", "as the trainer has them"),
         ("seed", "a seed of its own"), ("trust_remote_code", "is never run"),
         ("enable_prefix_caching", "what older weights have cached"),
     ],
