@@ -123,7 +123,7 @@ def use_eight_bits(kind: str, *, invariant: bool) -> tuple[str, list[PackedLayer
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
     from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 
-    _check_device(kind)
+    check_gpu(kind)
     layers: list[PackedLayer] = []
     known: dict[tuple[object, ...], bool] = {}
     on_cpu = not choices.cuda()
@@ -203,7 +203,7 @@ def _lasting(message: str) -> EngineError:
     return error
 
 
-def _check_device(kind: str) -> None:
+def check_gpu(kind: str) -> None:
     """Raise EngineError if vLLM has no kernels for the GPU."""
     if not choices.cuda():
         return
