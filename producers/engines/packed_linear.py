@@ -31,7 +31,7 @@ class PackedLayer(Protocol):
 
     @property
     def parameters(self) -> tuple[torch.nn.Parameter, ...]:
-        """What the product is made of."""
+        """The tensors that the product is made of."""
 
     def pack(self, *tensors: torch.Tensor) -> Product:
         """Return the product of what the parameters will be. It may be called in any thread."""
