@@ -12,6 +12,7 @@ parameter holds the rows as they came, and its scales lie beside it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,10 @@ import torch
 
 from infra import choices
 from infra.route_shapes import route_shape
-from infra.weights.eight_bits import EIGHT_BITS, LEAST_SCALE, SCALE, has_eight_bits
+from infra.weights.eight_bits import EIGHT_BITS, LEAST_SCALE, SCALE, has_eight_bits, is_rounded
 from producers.engines.engine import EngineError
 from producers.engines.packed_linear import PackedLayer, Product, invariant_product, packed
+from producers.engines.scatter import HeldWeights
 
 _TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 # vLLM's kernels: compute capability of a GPU from which on they run, and the first that has none any more
@@ -195,6 +197,16 @@ def check_no_experts(model: str) -> None:
             f"generator.quantization: the model in {model} is a mixture of experts, and experts are not "
             "held in eight bits; set none"
         )
+
+
+def check_rounded(weights: HeldWeights, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise EngineError if vLLM's model computes a layer otherwise that generators send in eight bits."""
+    for name, shape in shapes.items():
+        if is_rounded(name, shape) and weights.tensor(name).element_size() != 1:
+            raise _lasting(
+                f"generator.quantization: vLLM's model holds {name} as {weights.tensor(name).dtype}, and not "
+                "in eight bits; set none"
+            )
 
 
 def _lasting(message: str) -> EngineError:

@@ -27,7 +27,7 @@ from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
 from producers.engines.draft_plan import DraftPlan
 from producers.engines.drafter import Drafter
-from producers.engines.eight_bit_linear import check_no_experts, use_eight_bits
+from producers.engines.eight_bit_linear import check_no_experts, check_rounded, use_eight_bits
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
@@ -200,6 +200,8 @@ class VllmEngine:
         shapes = shapes_with_scales(folder.shapes) if eight_bits else folder.shapes
         shapes = rank.slicing.shapes(shapes, rank.number) if rank else shapes
         self.weights = HeldWeights(runner.model, shapes, [*packed, *rounded])
+        if eight_bits:
+            check_rounded(self.weights, shapes)
         if rank:
             rank.check(self.weights, folder)
         self._slots, self._times = slots, StepTimes()

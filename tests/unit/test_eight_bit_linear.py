@@ -11,6 +11,7 @@ import torch
 from infra.choices import LINEAR
 from producers.engines import eight_bit_linear as ours
 from producers.engines.engine import EngineError
+from producers.engines.scatter import HeldWeights
 from tests.factories import make_tiny_mixture
 
 PRODUCTS = {"int8": ours.integer_product, "fp8": ours.fp8_product}
@@ -113,6 +114,17 @@ def test_a_gpu_without_kernels_is_refused(
         return
     with pytest.raises(EngineError, match=rf"generator\.quantization {kind}: .* capability {capability[0]}"):
         ours.check_gpu(kind)
+
+
+def test_a_layer_that_vllm_left_plain_is_named() -> None:
+    model = torch.nn.Module()
+    model.o_proj = torch.nn.Linear(4, 4, bias=False)
+    shapes = {"o_proj.weight": (4, 4)}
+    held = HeldWeights(model, shapes, [])
+    with pytest.raises(EngineError, match=r"holds o_proj\.weight as torch\.float32, and not in eight bits"):
+        ours.check_rounded(held, shapes)
+    model.o_proj.weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    ours.check_rounded(HeldWeights(model, shapes, []), shapes)
 
 
 def test_a_mixture_of_experts_is_refused_by_the_engine_too(tmp_path: Any) -> None:
