@@ -5,7 +5,8 @@ held (what the engine holds) ───────────┴──► patch
                                                   beside decoding   the pause    beside decoding
 
 A generator's process holds two copies of the weights and a patch. The patch is as large as a third copy for
-the first version, and where most weights change.
+the first version, and where most weights change. For an engine that holds weights in eight bits, the second
+copy and the patch are of these: the engine itself never has the plain ones.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from infra.weights.digest import model_digests
 from infra.weights.folder import ModelFolder
 from infra.weights.manifest import VersionManifest
 from infra.weights.patch import PatchFile
-from infra.weights.slices import SliceDigests, Slicing
-from schemas.rank_layout import RankLayout
+from producers.engine_form import EngineForm
+from schemas.generation import GeneratorSection
 from schemas.runspec import ModelSection
 
 if TYPE_CHECKING:
@@ -53,10 +54,9 @@ def merged_model(spec: ModelSection, base: ModelFolder, adapter: Mapping[str, to
 class Newest:
     """Makes each new version a patch of the weights that the engine will hold by then."""
 
-    def __init__(self, spec: ModelSection, base: ModelFolder, layout: RankLayout | None = None) -> None:
-        """`layout`: of the engine's ranks, each of which holds slices; None: one rank holds all."""
+    def __init__(self, spec: ModelSection, base: ModelFolder, engine: GeneratorSection) -> None:
         self._spec, self._base = spec, base
-        self._slices = SliceDigests(Slicing.for_engine(base.path, layout or RankLayout()))
+        self._form = EngineForm(base.path, engine)
         self._held: dict[str, Bits] = {}
         self._root: str | None = None  # of `_held`
         self._given: VerifiedWeights | None = None
@@ -67,10 +67,10 @@ class Newest:
         The one before becomes void, unless the engine has claimed it.
         """
         check_fits(manifest, self._spec, self._base)
-        new, digests = self._whole(manifest, copy)
+        new, digests = self._form.rounded(*self._whole(manifest, copy))
         self._settle()
         patch = PatchFile(self._held, new, since=self._root, root=manifest.root)
-        held = self._slices.of(new, digests)
+        held = self._form.held(new, digests)
         self._given = VerifiedWeights(manifest.version, manifest.root, held, patch)
         return self._given
 

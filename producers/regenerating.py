@@ -26,7 +26,7 @@ from infra.weights.bits import Model, model_of
 from infra.weights.digest import model_digests
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
-from infra.weights.slices import SliceDigests, Slicing
+from producers.engine_form import EngineForm
 from producers.engines.engine import DrawnAnswer, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.redrawing import RedrawBatch, RedrawnWeights, begins_of_requests
@@ -117,8 +117,8 @@ class Regenerating:
         """`model`: the folder of the model that the run began with."""
         self._model, self._spec, self._published = model, spec, published
         self._base = ModelFolder(model)
-        self._slices = SliceDigests(Slicing.for_engine(self._base.path, spec.generator.layout))
-        self._kept: dict[str, Model] = {}  # by root, the newest last
+        self._form = EngineForm(self._base.path, spec.generator)
+        self._kept: dict[str, tuple[Model, Mapping[str, str]]] = {}  # with digests, by root, the newest last
         self._engine: RedrawEngine | None = None
         self._root: str | None = None  # of the weights that the engine holds
 
@@ -194,20 +194,21 @@ class Regenerating:
 
     def _patch(self, version: int, root: str, patches: list[PatchFile]) -> RedrawnWeights:
         """Return the difference to the weights that the engine holds by then."""
-        new = self._weights(version, root)
-        old = self._kept.get(self._root or "")
+        new, digests = self._weights(version, root)
+        old, _ = self._kept.get(self._root or "", (None, None))
         since = self._root if old is not None else None
         patches.append(PatchFile(old or {}, new, since=since, root=root))
         self._root = root
-        return RedrawnWeights(str(patches[-1].path), self._slices.of(new, model_digests(new)))
+        return RedrawnWeights(str(patches[-1].path), self._form.held(new, digests))
 
-    def _weights(self, version: int, root: str) -> Model:
-        """Return what an engine takes of a version's weights."""
+    def _weights(self, version: int, root: str) -> tuple[Model, Mapping[str, str]]:
+        """Return what an engine takes of a version's weights, with digests."""
         found = self._kept.pop(root, None)
         if found is None:
             tensors = self._published(version, root)
             lora = self._spec.model.lora
-            found = model_of(tensors) if lora is None else merged_model(self._spec.model, self._base, tensors)
+            whole = model_of(tensors) if lora is None else merged_model(self._spec.model, self._base, tensors)
+            found = self._form.rounded(whole, model_digests(whole))
         self._kept[root] = found
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]

@@ -46,7 +46,7 @@ class WeightsWatch:
         self._seen = Seen(unique_name(context.record)) if Keys.from_env().trusts else None
         self._closed, self._news = threading.Event(), threading.Event()
         base = ModelFolder(context.record.model)
-        self._newest = Newest(context.spec.model, base, context.spec.generator.layout)
+        self._newest = Newest(context.spec.model, base, context.spec.generator)
         self._expected = Expected(context.spec.model, base)
         self._have = self._wanted = -1
         self._copy: Copy | None = None  # of the newest version; the next one is fetched as a delta

@@ -53,6 +53,11 @@ class GeneratorSection(SeamSection):
         return self.layout.ranks
 
     @property
+    def eight_bits(self) -> str:
+        """The way in which engines hold weights in eight bits, int8 or fp8; empty: as they come."""
+        return ""
+
+    @property
     def gpus(self) -> int:
         """How many GPUs of its machine a generator takes, where there are some."""
         return self.devices if self.on_gpu else 0

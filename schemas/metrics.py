@@ -86,7 +86,7 @@ METRICS: dict[str, Metric] = {
     "divergence": Metric("nats a token", "Divergence from the reference policy, if there is one.",
                          "grows slowly", "Raise loss.kl, or lower the learning rate."),
     "logprob_gap": Metric("nats", "Largest difference between generator and trainer in a token's logprob.",
-                          "below .001 in float32, .15 in bfloat16",
+                          "below .001 in float32, .15 in bfloat16; more with generator.quantization",
                           "Engine and trainer compute different things: stop, and find out."),
     "gap_tokens": Metric("tokens", "Tokens that `logprob_gap` was looked for in."),
     "logprob_drift": Metric("nats a token", "Mean difference to the logprobs of the weights that drew them.",

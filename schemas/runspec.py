@@ -553,6 +553,12 @@ class RunSpec(Section):
                 "in mode offline nothing keeps the policy near the recorded samples: set loss.kl (reference: "
                 "samples), or leave loss.correction at none, so that ratios to the samples are clipped"
             )
+        if self.generator.eight_bits and not (offline or loss.holds_for_any_weights or loss.correct_fresh):
+            raise ValueError(
+                f"generator.quantization {self.generator.eight_bits}: samples are drawn by rounded weights, "
+                f"and loss {loss.kind} would take them for the trainer's own: set loss.correction: truncated "
+                "and loss.correct_fresh: true, which weigh a token by how much likelier it is unrounded"
+            )
         if offline and loss.most_draws:
             raise ValueError("loss.resample draws new groups, and in mode offline nothing is generated")
 

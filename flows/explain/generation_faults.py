@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from consumers.batches.training_rows import TrainingRow
-from consumers.steps.telling import LARGEST_GAP
+from consumers.steps.telling import largest_gap
 from flows.explain.detector import Detector, FaultFound
 from flows.explain.own_model import NamedWeights, OwnModel, answer_tokens
 from flows.explain.run_evidence import RunEvidence
@@ -84,7 +84,7 @@ class DifferentLogprobs(Detector):
     )
 
     def look(self, run: RunEvidence) -> Iterator[FaultFound]:
-        most = LARGEST_GAP[run.spec.model.dtype]
+        most = largest_gap(run.spec)
         wrong = [
             one for one in run.steps if one.metric("gap_tokens") > 0 and one.metric("logprob_gap") > most
         ]
@@ -151,7 +151,7 @@ def _cause(run: RunEvidence, rows: Sequence[TrainingRow]) -> Cause:
     run.own_model.load(weights)
     own = {row.sample.id: run.own_model.logprobs(*answer_tokens(row)) for row in rows}
     by = max(float(_apart(row, own[row.sample.id]).max()) for row in rows)
-    if by <= LARGEST_GAP[run.spec.model.dtype]:
+    if by <= largest_gap(run.spec):
         return _TRAINER, ["transformers' own model agrees with the generators: the fault is in the trainer"]
     found = _Disagreement(run, rows, version, weights, own, by)
     for explain in (_last_tokens, _temperature, _beside_the_prompt, _version, _head, _cache):

@@ -8,7 +8,7 @@ from itertools import islice
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from consumers.steps.telling import LARGEST_GAP
+from consumers.steps.telling import largest_gap
 from flows.view.run_view import RunView
 from schemas.metrics import METRICS, REWARD_PART
 
@@ -39,7 +39,7 @@ def run_figures(view: RunView, began_at: float) -> Iterator[Metric]:
         ),
         "logprob_gap_nats": ("Logprob gap of the newest step that shows it.", view.logprob_gap),
         "logprob_gap_limit_nats": (
-            "A larger gap means that something is computed wrongly.", LARGEST_GAP[spec.model.dtype]
+            "A larger gap means that something is computed wrongly.", largest_gap(spec)
         ),
         "dead_letters_total": ("Dead letters that there have ever been.", view.dead_letters),
         "samples_to_generate": ("Samples that are admitted and not finished.", view.to_generate),

@@ -63,7 +63,7 @@ class WeightsWay:
     def __init__(self, spec: RunSpec, model: str, store: Store, prefix: str) -> None:
         self._spec, self._store, self._prefix = spec, store, prefix
         self._weights = WeightStore(store, "profile-1", prefix=f"{prefix}/weights")
-        self._newest = Newest(spec.model, ModelFolder(model), spec.generator.layout)
+        self._newest = Newest(spec.model, ModelFolder(model), spec.generator)
         self._copy: Copy | None = None
         self._version = 0
         self._deltas: list[dict[str, float]] = []

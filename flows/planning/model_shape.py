@@ -98,16 +98,18 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         """All elements."""
-        return self._always + self.norms + self.expert_elements + self.embedding * (1 if self.tied else 2)
+        of_vocabulary = self.embedding * (1 if self.tied else 2)
+        return self.layer_elements + self.norms + self.expert_elements + of_vocabulary
 
     @property
     def active_parameters(self) -> int:
         """Elements that one token passes in matrix products: experts that it takes, and no embedding."""
         chosen = self.expert_layers * self.experts_per_token * self.expert
-        return self._always + chosen + self.embedding
+        return self.layer_elements + chosen + self.embedding
 
     @property
-    def _always(self) -> int:
+    def layer_elements(self) -> int:
+        """Elements of all layers but experts and norms: attention and MLPs."""
         dense = self.layers - self.expert_layers
         return self.layers * self.attention + dense * self.mlp + self.expert_layers * self.shared
 

@@ -80,7 +80,7 @@ class TableTimes:
 
     def _slots(self, kind: Hardware, devices: int, efficiency: Efficiency = Efficiency()) -> int:  # noqa: B008
         try:
-            return RooflineEngine(self.shape, kind, devices, self._precision, efficiency).slots(
+            return RooflineEngine(self.shape, kind, devices, self._of_engine, efficiency).slots(
                 self._slot_tokens
             )
         except BudgetError:
@@ -123,11 +123,11 @@ class TableTimes:
         found = engine_times(
             self.shape, kind, devices=devices, slots=slots,
             longest=max(1.0, self.demand.context * SLOT_ROOM), prompt=max(1.0, self.demand.prompt_tokens),
-            precision=self._precision,
+            precision=self._of_engine,
         )  # fmt: skip
         if kind.name != "CPU":
             return found
-        weights = weight_bytes(self.shape, self._precision.weights, self._precision.experts)
+        weights = weight_bytes(self.shape, self._of_engine.weights, self._of_engine.experts)
         return replace(found, cores=float(tensor_parallel), memory_bytes=generator_bytes(self.spec, weights))
 
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
@@ -157,6 +157,16 @@ class TableTimes:
     @property
     def _precision(self) -> Precision:
         return BF16 if self.spec.model.dtype == "bfloat16" else Precision(weights=4.0)
+
+    @property
+    def _of_engine(self) -> Precision:
+        """The precision of engines: with weights in eight bits, embedding and head stay as they are."""
+        plain, shape = self._precision, self.shape
+        if not self.spec.generator.eight_bits:
+            return plain
+        rest = shape.parameters - shape.layer_elements
+        mean = (shape.layer_elements + rest * plain.weights) / shape.parameters
+        return replace(plain, weights=mean, fp8=True)
 
     def _kind(self, name: str) -> Hardware:
         by_upper = {one.upper(): one for one in self.known}

@@ -16,8 +16,9 @@ from flows.run.request import RunRequest
 from infra.bus import LARGEST_RECORD
 from infra.gpus import visible_gpus
 from infra.hub import is_hub_name, model_folder, why_not
-from infra.route_shapes import followed_shape
+from infra.route_shapes import followed_shape, route_shape
 from infra.weights.adapter_tensors import check_targets
+from infra.weights.eight_bits import is_rounded
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from infra.weights.weights_error import WeightsError
@@ -94,7 +95,7 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: {one}" for one in damaged]
     return [
         *_context_problems(spec, folder), *_lora_problems(spec, folder), *_route_problems(spec, folder),
-        *_slicing_problems(spec, folder),
+        *_slicing_problems(spec, folder), *_rounding_problems(spec, folder),
     ]  # fmt: skip
 
 
@@ -127,6 +128,19 @@ def _slicing_problems(spec: RunSpec, folder: Path) -> list[str]:
     return [f"{wrong} ({folder})" for wrong in slicing.problems(shapes)]
 
 
+def _rounding_problems(spec: RunSpec, folder: Path) -> list[str]:
+    """Check that the model has layers which engines hold in eight bits, if they shall."""
+    if not spec.generator.eight_bits or not spec.generates:
+        return []
+    if route_shape(str(folder)) is not None:
+        why = "it is a mixture of experts, and experts are not held in eight bits"
+    elif not any(is_rounded(name, shape) for name, shape in ModelFolder(folder).shapes.items()):
+        why = "it has no layer of those that are held in eight bits, such as q_proj"
+    else:
+        return []
+    return [f"generator.quantization: {folder}: {why}. Set none"]
+
+
 def _may_have(layer: str) -> bool:
     return not layer.endswith(("embed_tokens", "lm_head"))
 
@@ -144,6 +158,7 @@ def check_context(spec: RunSpec, model: Path) -> None:
     """Raise RunFileError if the run file asks too much of a model. Called once the model is there."""
     problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
     problems += [*_route_problems(spec, model), *_slicing_problems(spec, model)]
+    problems += _rounding_problems(spec, model)
     if problems:
         raise RunFileError("\n".join(problems))
 

@@ -34,7 +34,7 @@ def versions_beside(
     wide = [
         one
         for one in (*found.records, *([found.failed] if found.failed else []))
-        if gap_is_too_wide(one.metrics, handle.spec.model.dtype)
+        if gap_is_too_wide(one.metrics, handle.spec)
     ]
     own = found.samples.name == handle.topics.samples.name  # an offline run has not drawn its samples
     if not regenerate and not (wide and own):

@@ -20,6 +20,7 @@ from infra.model_config import count_in, read_config
 from infra.route_shapes import EXPERTS
 from infra.weights.bits import Bits, Model
 from infra.weights.digest import digest_of
+from infra.weights.eight_bits import SCALE
 from infra.weights.expert_names import DOWN, ExpertTensor, expert_tensor
 from infra.weights.folder import ModelFolder
 from infra.weights.layer_stretches import LayerStretches
@@ -114,7 +115,7 @@ class Slicing:
         layer = module.rpartition(".")[2]
         if len(shape) > 1 and (".experts." in name or len(shape) > 2 or leaf != "weight"):
             raise self._unknown(name)
-        if leaf not in ("weight", "bias") or layer in _WHOLE:
+        if leaf not in ("weight", "bias", SCALE) or layer in _WHOLE:  # scales of rows are divided as rows are
             return None  # such as scales of channels; ranks look what vLLM holds of them
         if layer in _QUERIES:
             return self._even(name, shape, 0, self.heads, rank)

@@ -10,6 +10,7 @@ rows are computed, which is slower.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -21,6 +22,19 @@ _WHOLE = 512  # largest batch that the probe checks
 _KERNELS = 64  # that a layer keeps ready
 
 Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+class PackedLayer(Protocol):
+    """A layer that computes by a product which is made of its parameters, as they were then."""
+
+    product: Product
+
+    @property
+    def parameters(self) -> tuple[torch.nn.Parameter, ...]:
+        """The tensors that the product is made of."""
+
+    def pack(self, *tensors: torch.Tensor) -> Product:
+        """Return the product of what the parameters will be. It may be called in any thread."""
 
 
 def packed(weight: torch.Tensor) -> Product:
@@ -43,14 +57,16 @@ class PackedLinear:
         self, layer: torch.nn.Module, *, invariant: bool, known: dict[tuple[object, ...], bool]
     ) -> None:
         self._layer, self._invariant, self._known = layer, invariant, known
-        self.product = packed(self.weight.data)
+        self.product = packed(self.parameters[0].data)
 
     @property
-    def weight(self) -> torch.nn.Parameter:
-        """The layer's weight."""
+    def parameters(self) -> tuple[torch.nn.Parameter, ...]:
         weight = self._layer.weight
         assert isinstance(weight, torch.nn.Parameter)
-        return weight
+        return (weight,)
+
+    def pack(self, *tensors: torch.Tensor) -> Product:
+        return packed(*tensors)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -73,7 +89,7 @@ def invariant_product(
     flat = pad_rows(flat)
     shape = (*weight.shape, weight.dtype, bias is not None)
     if shape not in known:
-        known[shape] = agrees(product, weight, bias)
+        known[shape] = agrees(product, weight.shape[1], x.dtype, bias)
     block = _WHOLE if known[shape] else PADDED_ROWS
     if flat.shape[0] <= block:
         out = product(flat, bias)
@@ -82,10 +98,10 @@ def invariant_product(
     return out[:rows].reshape(*x.shape[:-1], weight.shape[0])
 
 
-def agrees(product: Product, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether every padded number of rows gives the bits that 8 rows give, for a weight of this shape."""
+def agrees(product: Product, width: int, dtype: torch.dtype, bias: torch.Tensor | None) -> bool:
+    """Whether every padded number of rows of this width gives the bits that 8 rows give."""
     noise = torch.Generator().manual_seed(0)
-    x = torch.randn(_WHOLE, weight.shape[1], generator=noise, dtype=torch.float32).to(weight.dtype)
+    x = torch.randn(_WHOLE, width, generator=noise, dtype=torch.float32).to(dtype)
     alone = torch.cat([product(part, bias) for part in x.split(PADDED_ROWS)])
     return all(
         torch.equal(product(x[:rows], bias), alone[:rows])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import glob
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,10 +76,6 @@ class EngineRank:
             "tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.stretches,
             "enable_expert_parallel": layout.whole_experts, "distributed_executor_backend": _executor(self),
         }  # fmt: skip
-
-    def shapes(self, folder: ModelFolder) -> dict[str, Sequence[int]]:
-        """Return the shapes of what this rank holds of the tensors of a model."""
-        return self.slicing.shapes(folder.shapes, self.number)
 
     def check(self, weights: HeldWeights, folder: ModelFolder) -> None:
         """Raise EngineError unless vLLM has divided the model in a folder, which it has loaded, alike."""

@@ -20,7 +20,7 @@ from infra.weights.digest import tensor_digest
 from infra.weights.patch import Patch, TensorPatch
 from producers.engines.engine import EngineError
 from producers.engines.expert_places import ParameterIndex, place_of_experts
-from producers.engines.packed_linear import PackedLinear, Product, packed
+from producers.engines.packed_linear import PackedLayer, Product
 from producers.engines.pinned_uploads import PinnedUploads
 from producers.engines.staged_hashes import StagedHashes
 
@@ -65,18 +65,26 @@ class Write:
 
 @dataclass
 class Swap:
-    """The next weight of a packed layer; after `do`, the one before."""
+    """The next weight of packed layers; after `do`, the one before."""
 
     parameter: torch.nn.Parameter
     weight: torch.Tensor
-    layers: list[PackedLinear]  # several for a tied head
-    products: list[Product]
 
     def do(self) -> None:
-        """Let the layers compute with the next weight."""
+        """Let the parameter be the next weight."""
         self.parameter.data, self.weight = self.weight, self.parameter.data
-        for number, layer in enumerate(self.layers):
-            layer.product, self.products[number] = self.products[number], layer.product
+
+
+@dataclass
+class Repacking:
+    """The next product of a packed layer; after `do`, the one before."""
+
+    layer: PackedLayer
+    product: Product
+
+    def do(self) -> None:
+        """Let the layer compute by the next product."""
+        self.layer.product, self.product = self.product, self.layer.product
 
 
 @dataclass(frozen=True)
@@ -86,14 +94,14 @@ class PreparedScatter:
     root: str
     parameters: set[str]  # parameters that are written to
     writes: list[Write]
-    swaps: list[Swap]
+    swaps: list[Swap | Repacking]
 
 
 class HeldWeights:
     """The weights that an engine computes with."""
 
     def __init__(
-        self, model: torch.nn.Module, shapes: Mapping[str, Sequence[int]], packed: Sequence[PackedLinear],
+        self, model: torch.nn.Module, shapes: Mapping[str, Sequence[int]], packed: Sequence[PackedLayer],
         first_expert: int = 0,
     ) -> None:  # fmt: skip
         """`shapes`: of all tensors; `first_expert`: of each layer, that this rank holds.
@@ -103,9 +111,9 @@ class HeldWeights:
         self._model, self._shapes, self._first_expert = model, dict(shapes), first_expert
         self._parameters = dict(model.named_parameters())
         names = {parameter: name for name, parameter in self._parameters.items()}
-        self._layers: defaultdict[str, list[PackedLinear]] = defaultdict(list)  # by their weight
-        for layer in packed:
-            self._layers[names[layer.weight]].append(layer)
+        # a tied head and the embedding have the same parameter, and weights in eight bits have two
+        self._packed = [(layer, tuple(names[one] for one in layer.parameters)) for layer in packed]
+        self._swapped = {name for _, of_layer in self._packed for name in of_layer}
         self._places: dict[str, tuple[str, ParameterIndex]] = {}
         self._root: str | None = None
         self._prepared: PreparedScatter | None = None
@@ -132,21 +140,33 @@ class HeldWeights:
             parts[parameter].append((rows, part))
             self._names[parameter].add(name)
             self._check(name, part)
-        writes, swaps = [], []
+        writes, targets = [], dict[str, torch.Tensor]()
         for name in parts:
-            parameter, layers = self._parameters[name], self._layers.get(name, [])
-            target = parameter.data.clone() if layers else parameter.data
+            data = self._parameters[name].data
+            target = data.clone() if name in self._swapped else data
             mine = [
                 write for rows, part in parts[name] for write in Write.of(part, target[rows], self._uploads)
             ]
-            if layers:
+            if name in self._swapped:
+                targets[name] = target
                 for write in mine:
                     write.do()
-                swaps.append(Swap(parameter, target, layers, [packed(target)] * len(layers)))
             else:
                 writes += mine
         self._uploads.finish()
-        self._prepared = PreparedScatter(patch.root, set(parts), writes, swaps)
+        self._prepared = PreparedScatter(patch.root, set(parts), writes, list(self._swaps(targets)))
+
+    def _swaps(self, targets: Mapping[str, torch.Tensor]) -> Iterator[Swap | Repacking]:
+        """Yield what changes places when parameters of packed layers become `targets`."""
+        for name, target in targets.items():
+            yield Swap(self._parameters[name], target)
+        made: dict[tuple[str, ...], Product] = {}
+        for layer, names in self._packed:
+            if targets.keys().isdisjoint(names):
+                continue
+            if names not in made:
+                made[names] = layer.pack(*(targets.get(name, self._parameters[name].data) for name in names))
+            yield Repacking(layer, made[names])
 
     @torch.no_grad()
     def take(self) -> None:
@@ -193,8 +213,9 @@ class HeldWeights:
         parameter = self._parameters[name]
         parameter.data.fill_(float("nan"))
         self._voided.add(name)
-        for layer in self._layers.get(name, []):
-            layer.product = packed(parameter.data)
+        for layer, names in self._packed:
+            if name in names:
+                layer.product = layer.pack(*(self._parameters[one].data for one in names))
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor by its Hugging Face name: a view of the weights that the engine computes with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -63,6 +63,15 @@ class VllmSettings(EngineSettings):
         "instead of a slice of each expert. Ranks then multiply larger matrices, and those whose experts "
         "nobody takes wait. The number of experts must be divisible by `tensor_parallel`.",
     )
+    quantization: Literal["none", "int8", "fp8"] = Field(
+        "none",
+        description="How the engine holds the weights of linear layers. none: as `model.dtype` says. int8, "
+        "fp8 (E4M3): in eight bits, with a scale for each row; half the memory of bfloat16. Activations are "
+        "rounded alike, with a scale for each token, so steps are faster where there are kernels: int8 on "
+        "CPUs and on GPUs up to Hopper, fp8 on GPUs from Ada on. On CPUs fp8 gains nothing. Embedding, head "
+        "and norms stay as they are. Samples are drawn by rounded weights then, so `loss.correct_fresh` must "
+        "be true. Not for mixtures of experts.",
+    )
     speculation: bool = Field(
         False,
         description="Guess tokens from other answers to the same prompt, and compute several of a sample in "
@@ -96,6 +105,10 @@ class VllmSettings(EngineSettings):
     def layout(self) -> RankLayout:
         return RankLayout(self.tensor_parallel, self.pipeline_parallel, self.expert_parallel)
 
+    @property
+    def eight_bits(self) -> str:
+        return "" if self.quantization == "none" else self.quantization
+
     def make(self, model: str, spec: RunSpec) -> LocalEngine:
         from producers.engines.engine_ranks import leading_engine
         from producers.engines.measured_steps import measure_steps
@@ -119,4 +132,5 @@ class VllmSettings(EngineSettings):
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
             drafter=drafter, gpu=GpuMemory(self.gpu_memory or (SHARE_IN_TURNS if turns else None), turns),
             options=self.options, rank=rank, routes=spec.model.follow_routes,
+            eight_bits=self.eight_bits,
         )  # fmt: skip

@@ -22,14 +22,16 @@ import torch
 
 from infra import choices
 from infra.route_shapes import route_shape
+from infra.weights.eight_bits import shapes_with_scales
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
 from producers.engines.draft_plan import DraftPlan
 from producers.engines.drafter import Drafter
+from producers.engines.eight_bit_linear import check_no_experts, check_rounded, use_eight_bits
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
-from producers.engines.packed_linear import PackedLinear
+from producers.engines.packed_linear import PackedLayer, PackedLinear
 from producers.engines.plain_experts import check_experts, use_plain_experts
 from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
 from producers.engines.rank_group import EngineRank, joined_ranks
@@ -130,10 +132,12 @@ class VllmEngine:
         options: Mapping[str, VllmOption] | None = None,
         rank: EngineRank | None = None,
         routes: bool = False,
+        eight_bits: str = "",
     ) -> None:
         """`rank`: which one this engine is of several that compute together; None: it computes alone.
 
-        `routes`: whether to record which experts a mixture's layers take.
+        `routes`: whether to record which experts a mixture's layers take. `eight_bits`: the way to hold
+        weights in eight bits; empty: they are as they come.
         """
         prepare_environment(threads, batch_invariant=batch_invariant)
         from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -159,6 +163,10 @@ class VllmEngine:
             on_gpu["moe_backend"] = "triton"  # others lay the weights of experts out anew
         ranks = rank.slicing.ranks if rank else 1
         arguments |= {"kv_cache_memory_bytes": (kv_cache_mib << 20) // ranks} if on_cpu else on_gpu
+        rounded: list[PackedLayer] = []
+        if eight_bits:
+            check_no_experts(model)
+            arguments["quantization"], rounded = use_eight_bits(eight_bits, invariant=batch_invariant)
         arguments |= rank.arguments() if rank else {}
         with _llvmlite_unseen(), joined_ranks(rank), recording_from_the_start(wanted=routes) as recorders:
             self._engine = LLMEngine.from_engine_args(
@@ -193,8 +201,12 @@ class VllmEngine:
         runner.sampler.topk_topp_sampler = self._sampler
         check_experts(runner.model)
         folder, self._rank, self._arrived = ModelFolder(model), rank, 0.0
-        shapes, first_expert = (rank.shapes(folder), rank.first_expert) if rank else (folder.shapes, 0)
-        self.weights = HeldWeights(runner.model, shapes, packed, first_expert)
+        shapes = shapes_with_scales(folder.shapes) if eight_bits else folder.shapes
+        first_expert = rank.first_expert if rank else 0
+        shapes = rank.slicing.shapes(shapes, rank.number) if rank else shapes
+        self.weights = HeldWeights(runner.model, shapes, [*packed, *rounded], first_expert)
+        if eight_bits:
+            check_rounded(self.weights, shapes)
         if rank:
             rank.check(self.weights, folder)
         self._slots, self._times = slots, StepTimes()

@@ -13,7 +13,7 @@ from schemas.shortening import shown
 VllmOption = bool | int | float | str
 
 _ONE_MACHINE = "an engine is on one machine; see generator.tensor_parallel and placement.generators"
-_WEIGHTS = "the trainer's weights are written into vLLM's own, in the model's dtype"
+_WEIGHTS = "the trainer's weights are written into vLLM's own, as StreamRL lays them out"
 _SETTINGS = {
     "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype",
     "max_num_seqs": "generator.slots", "max_model_len": "sampling.max_prompt_tokens and sampling.max_tokens",
@@ -22,17 +22,19 @@ _SETTINGS = {
     "enable_lora": "model.lora", "tensor_parallel_size": "generator.tensor_parallel",
     "pipeline_parallel_size": "generator.pipeline_parallel",
     "enable_expert_parallel": "generator.expert_parallel",
+    "quantization": "generator.quantization", "quantization_config": "generator.quantization",
 }  # fmt: skip
 _REASONS = {
     **{name: f"that is said by {setting}" for name, setting in _SETTINGS.items()},
     **dict.fromkeys(("data_parallel_size", "distributed_executor_backend"), _ONE_MACHINE),
-    **dict.fromkeys(("quantization", "load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
+    **dict.fromkeys(("load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",
     "async_scheduling": "it is on wherever samples are drawn by a GPU and without speculation",
     "enable_prefix_caching": "what older weights have cached would be used with newer ones",
     "trust_remote_code": "code in a model's folder is never run",
     "skip_tokenizer_init": "answers are stopped by their text",
+    "kv_cache_dtype": "keys and values are held as the model computes them, as the trainer has them",
     "logprobs_mode": "a sample has the logprobs that it was drawn with",
     "moe_backend": "experts are computed where their weights lie as they were loaded",
     "expert_placement_strategy": "each rank has neighbouring experts, whose digests the generator expects",

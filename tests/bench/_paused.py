@@ -5,7 +5,6 @@ Beside our way, in turn: a safetensors file read, loaded by vLLM, packed and has
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import tempfile
@@ -25,7 +24,6 @@ from infra.weights.digest import model_digests, tensor_digest
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
 from producers.engines.engine import SampleRequest
-from producers.engines.packed_linear import packed
 from producers.engines.vllm_in_process import VllmEngine
 
 _SLOTS, _TOKENS = 8, 240
@@ -84,8 +82,8 @@ class Paused:
             def install() -> dict[str, str]:
                 with torch.no_grad():
                     held._model.load_weights(list(load(Path(file.name).read_bytes()).items()))
-                for layer in itertools.chain(*held._layers.values()):
-                    layer.product = packed(layer.weight.data)
+                for layer, _ in held._packed:
+                    layer.product = layer.pack(*(one.data for one in layer.parameters))
                 return {name: tensor_digest(held.tensor(name)) for name in tensors}
 
             digests, took = _timed(install)

@@ -143,7 +143,7 @@ def test_an_adapter_changes_its_layers_only(
     spec = make_spec(model={"lora": {"rank": 4, "alpha": 6.0, "targets": targets}})
     learner = TorchLearner(str(model), spec)
     store = WeightStore(open_store(f"file://{tmp_path}"), "r-1")
-    newest, before = Newest(spec.model, ModelFolder(model)), weights(model, 0)
+    newest, before = Newest(spec.model, ModelFolder(model), spec.generator), weights(model, 0)
     copy, held = None, dict[str, Bits]()
     give(engine, before)
     for number in (0, 1, 2):

@@ -272,7 +272,7 @@ def published(folder: Path, learner: TorchLearner, version: int, base: str | Non
 
 def installable(weights: WeightStore, number: int, spec: RunSpec, model: Path | str) -> VerifiedWeights:
     """As a new generator gets it."""
-    return Newest(spec.model, ModelFolder(model)).version(*weights.update(None, number))
+    return Newest(spec.model, ModelFolder(model), spec.generator).version(*weights.update(None, number))
 
 
 def digests_in(version: VerifiedWeights) -> dict[str, str]:

@@ -27,7 +27,7 @@ class Source:
 
     def __init__(self, folder: Path) -> None:
         self.weights = WeightStore(open_store(f"file://{folder}"), "r-1")
-        self.newest = Newest(make_spec().model, ModelFolder(folder / "none"))
+        self.newest = Newest(make_spec().model, ModelFolder(folder / "none"), make_spec().generator)
         self.copy: Copy | None = None
         self._draw = np.random.default_rng(0)
         self._tensor = torch.zeros(200, 10)
@@ -92,7 +92,7 @@ def test_a_new_generator_begins_with_all_there_is(tmp_path: Path) -> None:
     source = Source(tmp_path)
     assert source.version(0).claim()
     source.version(1)
-    newest = Newest(make_spec().model, ModelFolder(tmp_path / "none"))
+    newest = Newest(make_spec().model, ModelFolder(tmp_path / "none"), make_spec().generator)
     patch = newest.version(*source.weights.update(None, 1)).patch.read()
     engine: dict[str, Bits] = {}
     patch.apply(engine)
@@ -105,7 +105,8 @@ def test_an_engine_of_several_ranks_is_asked_for_slices(tmp_path: Path) -> None:
     weights = WeightStore(open_store(f"file://{tmp_path}/store"), "r-1")
     weights.publish(0, tensors, trainer_epoch=0)
     manifest, copy = weights.update(None, 0)
-    fresh = Newest(make_spec().model, ModelFolder(model), 2).version(manifest, copy)
+    spec = make_spec(generator={"tensor_parallel": 2})
+    fresh = Newest(spec.model, ModelFolder(model), spec.generator).version(manifest, copy)
     assert set(fresh.digests) == {slice_name(name, rank) for name in tensors for rank in (0, 1)}
     column = "model.layers.0.mlp.down_proj.weight"
     assert fresh.digests[slice_name(column, 1)] == tensor_digest(tensors[column][:, 32:])

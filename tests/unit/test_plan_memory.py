@@ -176,3 +176,16 @@ def test_slots_on_a_cpu_are_no_more_than_its_kv_cache_holds() -> None:
     few, more = (table_of(kv_cache_mib=mib).most_slots(CPU, 16) for mib in (256, 1024))
     assert 1 <= few < more
     assert more == pytest.approx(4 * few, abs=4)
+
+
+def test_weights_in_eight_bits_leave_room_for_more_samples() -> None:
+    """6.5 of 7.6 billion weights are rounded. The trainer has all of them as before."""
+    spec = make_spec(
+        model={"dtype": "bfloat16"}, generator={"quantization": "fp8"},
+        loss={"correction": "truncated", "correct_fresh": True},
+    )  # fmt: skip
+    rounded, plain = TableTimes(spec, SEVEN_B, demand_of()), table_of()
+    assert rounded.slots_in_turns("H100", 1) > plain.slots_in_turns("H100", 1)
+    assert rounded.engine("H100", 1, 64).batch_s[64] < plain.engine("H100", 1, 64).batch_s[64]
+    assert rounded.learner("H100", 2) == plain.learner("H100", 2)
+    assert rounded.turn_problem("H100", 2) == plain.turn_problem("H100", 2)

@@ -222,7 +222,7 @@ def test_samples_are_drawn_by_the_weights_that_they_name(
 ) -> None:  # fmt: skip
     done = over(tmp_path, model, monkeypatch, **sections)
     # The log-probabilities of these samples are made up.
-    monkeypatch.setattr("flows.run.versions_beside.gap_is_too_wide", lambda metrics, dtype: False)
+    monkeypatch.setattr("flows.run.versions_beside.gap_is_too_wide", lambda metrics, spec: False)
     parrot = Parrot(done.samples())
     monkeypatch.setattr(regenerating, "RedrawEngine", parrot)
     said = done.said("replay", "test-1", "--step", "3", "--regenerate")["regenerated"]

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from infra.weights.bits import Bits, empty, model_of
 from infra.weights.digest import model_digests
+from infra.weights.eight_bits import EIGHT_BITS, shapes_with_scales
 from infra.weights.patch import PatchFile
 from producers.engines.engine import EngineError
 from producers.engines.expert_places import place_of_experts
+from producers.engines.packed_linear import Product
 from producers.engines.scatter import HeldWeights
 from tests.factories import make_patch
 
@@ -177,3 +179,42 @@ def test_a_rank_finds_its_own_experts_by_their_numbers_in_the_model() -> None:
     for elsewhere in (0, 5, 8):
         with pytest.raises(EngineError, match=f"it is of expert {elsewhere}, and the engine has 2 from 6 on"):
             place(elsewhere)
+
+
+class Scaled:
+    """A layer that is packed of a weight and the scales of its rows."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        self.parameters = (layer.weight, layer.weight_scale)
+        self.product = self.pack(*(one.data for one in self.parameters))
+
+    def pack(self, *tensors: torch.Tensor) -> Product:
+        whole = tensors[0].float() * tensors[1][:, None]
+        return lambda x, bias: x @ whole.t()
+
+
+@pytest.mark.parametrize("leaf", ["weight", "weight_scale"])
+def test_a_layer_is_packed_anew_when_its_weight_or_its_scales_change(leaf: str) -> None:
+    model = Fused(torch.float32)
+    layer = model.model.layers[0].attn.qkv_proj
+    layer.weight = torch.nn.Parameter(torch.zeros(8, 4, dtype=torch.int8), requires_grad=False)
+    layer.weight_scale = torch.nn.Parameter(torch.ones(8), requires_grad=False)
+    packed = Scaled(layer)
+    weights = HeldWeights(model, shapes_with_scales(SHAPES), [packed])
+    plain = {
+        f"model.layers.0.attn.{part}.weight": torch.randn(SHAPES[f"model.layers.0.attn.{part}.weight"])
+        for part in PARTS["qkv_proj"]
+    }
+    old = EIGHT_BITS["int8"].model(model_of(plain))
+    assert take(weights, PatchFile({}, old, since=None, root="1")) == model_digests(old)
+    x = torch.eye(4)
+    assert torch.equal(packed.product(x, None).t(), layer.weight.float() * layer.weight_scale[:, None])
+    before, name = packed.product(x, None), f"model.layers.0.attn.k_proj.{leaf}"
+    new = old | {name: Bits(old[name].dtype, old[name].shape, old[name].data ^ 1)}
+    weights.prepare(PatchFile(old, new, since="1", root="2").read())
+    assert torch.equal(packed.product(x, None), before)
+    weights.take()
+    assert weights.digests() == model_digests(new)
+    after = packed.product(x, None)
+    assert torch.equal(after.t(), layer.weight.float() * layer.weight_scale[:, None])
+    assert (after != before).any(0).tolist() == [False] * 4 + [True] * 2 + [False] * 2

@@ -68,7 +68,7 @@ def made(
     with monkeypatch.context() as patched:
         patched.setattr("infra.run_bus.connect", lambda record, name: context.bus)
         # The log-probabilities of these samples are made up.
-        patched.setattr("flows.run.versions_beside.gap_is_too_wide", lambda metrics, dtype: False)
+        patched.setattr("flows.run.versions_beside.gap_is_too_wide", lambda metrics, spec: False)
         result = CliRunner().invoke(
             app, ["bundle", "test-1", "--store", context.store.url, "-o", str(file), *words]
         )
