@@ -4,7 +4,7 @@ kept      weights, gradients, their exact sum, moments, models beside the policy
 at work   activations of a micro-batch, a chunk of logits, weights made whole or rounded for the while
 
 The figures for learner torch are near what one H100 showed (docs/benchmarks.md, "Memory"; a test compares
-them). Those of fsdp and deepspeed follow from how they divide the same tensors: nobody has measured them.
+them). Nobody has measured fsdp and deepspeed: their figures follow from how they divide the same tensors.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ModelSizes:
         return lora.rank * sum(meant)
 
 
-def sizes_of(shape: ModelShape) -> ModelSizes:
+def counts_for_memory(shape: ModelShape) -> ModelSizes:
     """Return the counts of a model whose config is known."""
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     hidden, dense = shape.hidden, shape.layers - shape.expert_layers

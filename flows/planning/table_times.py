@@ -8,7 +8,7 @@ from functools import cache
 
 from consumers.losses.loss import loss_of
 from flows.planning.hardware import HARDWARE, Hardware, hardware_of
-from flows.planning.learner_memory import LearnerMemory, learner_memory, sizes_of
+from flows.planning.learner_memory import LearnerMemory, counts_for_memory, learner_memory
 from flows.planning.main_memory import (
     beside_gpus_bytes,
     generator_bytes,
@@ -152,8 +152,9 @@ class TableTimes:
 
     def _memory(self, ranks: int, *, on_gpu: bool) -> LearnerMemory:
         tokens = min(float(self.spec.trainer.microbatch_tokens), self.demand.tokens)
+        counts = counts_for_memory(self.shape)
         return learner_memory(
-            self.spec, sizes_of(self.shape), ranks, tokens=tokens, on_gpu=on_gpu, four_bits=self.four_bits
+            self.spec, counts, ranks, tokens=tokens, on_gpu=on_gpu, four_bits=self.four_bits
         )
 
     def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
@@ -202,9 +203,9 @@ class TableTimes:
 
     @property
     def _recipe(self) -> Recipe:
-        """What the run's algorithm trains and asks."""
+        """The models that the run's algorithm trains and asks."""
         loss = loss_of(self.spec)
-        adapter = sizes_of(self.shape).adapter(self.spec)
+        adapter = counts_for_memory(self.shape).adapter(self.spec)
         return Recipe(
             trained=2.0 if loss.critic else 1.0,
             scored=float(loss.needs.reference) + float(loss.needs.before != "no"),

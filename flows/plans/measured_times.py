@@ -25,7 +25,7 @@ from flows.planning.corrected_profile import (
     doublings_between,
     largest_batch,
 )
-from flows.planning.learner_memory import ModelSizes, learner_memory, sizes_of
+from flows.planning.learner_memory import ModelSizes, counts_for_memory, learner_memory
 from flows.planning.machine_pools import CPU, MachinePool
 from flows.planning.main_memory import generator_bytes, trainer_bytes
 from flows.planning.model_shape import ShapeError
@@ -148,7 +148,7 @@ class MeasuredTimes:
         """Return the main memory of a trainer on CPUs."""
         parameters = one.profile.identity.parameters
         try:
-            sizes = sizes_of(self.table().shape)
+            sizes = counts_for_memory(self.table().shape)
         except ShapeError:
             sizes = ModelSizes(parameters)
         tokens = min(float(self.spec.trainer.microbatch_tokens), self.demand.tokens)

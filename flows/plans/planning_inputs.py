@@ -70,6 +70,11 @@ def planning_inputs(
         raise PlanError(
             "algorithm.mode is offline: such a run generates nothing, so there is nothing to divide"
         )
+    if spec.generator.computes_elsewhere and not spec.placement.machines:
+        raise PlanError(
+            f"generator.engine is {spec.generator.engine}: servers draw, and nobody says on which machines. "
+            "Name them at placement.machines, with hardware, devices and use: generate, and those that train"
+        )
     here = profile_at_hand(spec, runfile, profile)
     shape = cache(lambda: shape_at_hand(spec, progress))
     named = named_profiles(spec, _model_with_weights(spec), shape, list(HARDWARE))

@@ -275,11 +275,20 @@ class ServedEngine:
     def prepare(self, patch: Patch) -> None:
         self._link.post("/start_weight_update")
         if self._facts.machine != this_machine() or not self._lent(patch):
-            size = sum(memoryview(piece).nbytes for piece in patch_pieces(patch)) + DIGEST_BYTES
-            self._link.send(PATCH_PATH, _with_digest(patch), size)
+            self._send(patch)
         self._link.post("/finish_weight_update", {})
         self._await_states("prepare weights", lambda state: state.prepared == patch.root)
         self._prepared = patch.root
+
+    def _send(self, patch: Patch) -> None:
+        """Send a patch as it is, and its hash."""
+        size = sum(memoryview(piece).nbytes for piece in patch_pieces(patch)) + DIGEST_BYTES
+        try:
+            self._link.send(PATCH_PATH, _with_digest(patch), size)
+        except EngineError:
+            with contextlib.suppress(EngineError):  # it is gone, or somebody else's
+                self._link.call("end_update")  # else vLLM would let no other one begin
+            raise
 
     def _lent(self, patch: Patch) -> bool:
         """Let a server on this machine read the patch in our memory. Return whether it may do that."""

@@ -16,7 +16,7 @@ from producers.engines.server_facts import DIGEST_BYTES
 
 
 class PatchRefused(Exception):
-    """What came is no patch for this server; the message says why."""
+    """There is no patch for this server in what came; the message says why."""
 
 
 class ReceivedPatch:

@@ -30,13 +30,13 @@ from producers.engines.server_facts import (
     FACTS_PATH,
     PATCH_PATH,
     RELEASE_PATH,
-    SILENT_S,
+    SENDER_SILENT_S,
 )
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApp = Callable[[AsgiMessage, AsgiReceive, AsgiSend], Awaitable[None]]
 
 GUARD_VARIABLE = "VLLM_API_KEY"
 _READS = {"GET", "HEAD", "OPTIONS"}
@@ -66,14 +66,14 @@ class DoorRefusal(Exception):
 class ServerDoor:
     """An ASGI middleware. vLLM makes one in each process that answers HTTP: there must be one alone."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: AsgiApp) -> None:
         self._app, self.claim, self._start = app, ServerClaim(), secrets.token_hex(8)
         key = os.environ.get(GUARD_VARIABLE, "").strip()
         self._wanted = f"Bearer {key}".encode() if key else b""
         self._receives = False
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope.get("path") == "/health":
+    async def __call__(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
+        if scope["type"] not in ("http", "websocket") or _path(scope) == "/health":
             await self._app(scope, receive, send)
             return
         try:
@@ -87,11 +87,11 @@ class ServerDoor:
         except DoorRefusal as error:
             await _refuse(scope, send, error)
 
-    def _has_key(self, scope: Message) -> bool:
+    def _has_key(self, scope: AsgiMessage) -> bool:
         given = _headers(scope, b"authorization")
         return not self._wanted or (len(given) == 1 and secrets.compare_digest(given[0], self._wanted))
 
-    async def _let_in(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def _let_in(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
         path, method = _path(scope), scope.get("method", "GET")
         if path == CLAIM_PATH:
             wanted = await _claiming(receive)
@@ -113,8 +113,8 @@ class ServerDoor:
             else:
                 await self._app(scope, receive, send)
 
-    async def _take_patch(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Receive a patch, and have the workers read it here."""
+    async def _take_patch(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
+        """AsgiReceive a patch, and have the workers read it here."""
         if self._receives:
             raise DoorRefusal(409, "another patch is on its way to this server")
         self._receives = True
@@ -131,11 +131,11 @@ class ServerDoor:
         finally:
             self._receives = False
 
-    async def _most_bytes(self, scope: Message) -> int:
+    async def _most_bytes(self, scope: AsgiMessage) -> int:
         """Return how large a patch of this server's model can be."""
         parts: list[bytes] = []
 
-        async def keep(message: Message) -> None:
+        async def keep(message: AsgiMessage) -> None:
             parts.append(message.get("body", b""))
 
         await self._call(scope, keep, "patch_limit")
@@ -144,12 +144,12 @@ class ServerDoor:
         except (msgspec.DecodeError, KeyError, IndexError, TypeError, ValueError):
             raise DoorRefusal(500, "the workers don't say how large a patch may be") from None
 
-    async def _call(self, scope: Message, send: Send, method: str) -> None:
+    async def _call(self, scope: AsgiMessage, send: AsgiSend, method: str) -> None:
         """Call a method of the workers, which answer whoever asked."""
         await self._app(*_inside(scope, "/collective_rpc", {"method": method}), send)
 
 
-def _inside(scope: Message, path: str, body: Mapping[str, object]) -> tuple[Message, Receive]:
+def _inside(scope: AsgiMessage, path: str, body: Mapping[str, object]) -> tuple[AsgiMessage, AsgiReceive]:
     """Return a request of this process's own, for another address than the one that was asked for."""
     content = msgspec.json.encode(body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
@@ -161,10 +161,10 @@ def _inside(scope: Message, path: str, body: Mapping[str, object]) -> tuple[Mess
     }  # fmt: skip
     sent = False
 
-    async def receive() -> Message:
+    async def receive() -> AsgiMessage:
         nonlocal sent
         if sent:
-            await asyncio.sleep(SILENT_S)
+            await asyncio.sleep(SENDER_SILENT_S)
             return {"type": "http.disconnect"}
         sent = True
         return {"type": "http.request", "body": content, "more_body": False}
@@ -172,18 +172,18 @@ def _inside(scope: Message, path: str, body: Mapping[str, object]) -> tuple[Mess
     return inner, receive
 
 
-async def _soon(receive: Receive) -> Message:
+async def _soon(receive: AsgiReceive) -> AsgiMessage:
     """Return the next part of a request. A sender that is silent for long has gone."""
     try:
-        message = await asyncio.wait_for(receive(), SILENT_S)
+        message = await asyncio.wait_for(receive(), SENDER_SILENT_S)
     except TimeoutError:
-        raise DoorRefusal(408, f"no more of the request came in {SILENT_S:.0f} s") from None
+        raise DoorRefusal(408, f"no more of the request came in {SENDER_SILENT_S:.0f} s") from None
     if message["type"] != "http.request":
         raise DoorRefusal(400, "the request broke off")
     return message
 
 
-async def _claiming(receive: Receive) -> Claiming:
+async def _claiming(receive: AsgiReceive) -> Claiming:
     content = bytearray()
     while True:
         message = await _soon(receive)
@@ -201,36 +201,36 @@ async def _claiming(receive: Receive) -> Claiming:
     return found
 
 
-def _headers(scope: Message, wanted: bytes) -> list[bytes]:
+def _headers(scope: AsgiMessage, wanted: bytes) -> list[bytes]:
     return [value for name, value in scope.get("headers", []) if name.lower() == wanted]
 
 
-def _token(scope: Message) -> str:
+def _token(scope: AsgiMessage) -> str:
     given = _headers(scope, CLAIM_HEADER.lower().encode())
     return given[0].decode("latin-1") if len(given) == 1 else ""
 
 
-def _length(scope: Message) -> int:
+def _length(scope: AsgiMessage) -> int:
     given = _headers(scope, b"content-length")
     if len(given) != 1 or not given[0].isdigit() or len(given[0]) > 18:
         raise DoorRefusal(411, "a patch comes with its length, in the header Content-Length")
     return int(given[0])
 
 
-def _path(scope: Message) -> str:
+def _path(scope: AsgiMessage) -> str:
     """Return the address as vLLM's own routes have it."""
     path, root = str(scope.get("path", "")), str(scope.get("root_path", ""))
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
 
 
-async def _refuse(scope: Message, send: Send, error: DoorRefusal) -> None:
+async def _refuse(scope: AsgiMessage, send: AsgiSend, error: DoorRefusal) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
     else:
         await _answer(send, error.status, {"error": str(error)})
 
 
-async def _answer(send: Send, status: int, content: object) -> None:
+async def _answer(send: AsgiSend, status: int, content: object) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": msgspec.json.encode(content)})

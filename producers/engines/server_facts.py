@@ -18,7 +18,7 @@ CLAIM_PATH, RELEASE_PATH = "/streamrl/claim", "/streamrl/release"
 FACTS_PATH, PATCH_PATH = "/streamrl/facts", "/streamrl/patch"
 CLAIM_HEADER = "X-StreamRL-Claim"  # of all requests that change a server
 DIGEST_BYTES = 32  # of the hash behind a patch
-SILENT_S = 30.0  # after which a sender is taken to be gone that has more to send
+SENDER_SILENT_S = 30.0  # after which a sender is taken to be gone that has more to send
 CLAIM_S = 15.0  # for which a server belongs to the generator that was heard last
 CLAIM_AGAIN_S = 3.0  # how often that generator is heard
 

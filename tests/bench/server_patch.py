@@ -34,7 +34,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--width", type=int, default=256 if quick else 768, help="of the model's layers")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args(argv)
     os.environ[KEY_VARIABLE] = KEY
     with tempfile.TemporaryDirectory(prefix="streamrl-bench-") as name:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.planning.learner_memory import LearnerMemory, learner_memory, sizes_of
+from flows.planning.learner_memory import LearnerMemory, counts_for_memory, learner_memory
 from flows.planning.main_memory import GIB_BYTES
 from flows.planning.model_shape import shape_of
 from tests.bench._gpu_model import SHAPES
@@ -35,7 +35,7 @@ def memory_of(
     )  # fmt: skip
     shape = shape_of({"model_type": "qwen2", "tie_word_embeddings": True, **SHAPES[size]})
     return learner_memory(
-        spec, sizes_of(shape), ranks, tokens=tokens, on_gpu=on_gpu, four_bits=four_bits
+        spec, counts_for_memory(shape), ranks, tokens=tokens, on_gpu=on_gpu, four_bits=four_bits
     )  # fmt: skip
 
 
