@@ -29,8 +29,9 @@ class MachinesSection(Section):
         None,
         gt=0,
         le=1_000_000,
-        description="GiB of main memory of each machine with hardware CPU, which generators and trainer "
-        "share. By default 4 for each core. The memory of GPUs is known by their kind.",
+        description="GiB of main memory of each machine. With hardware CPU generators and trainer share it; "
+        "by default 4 for each core. With GPUs the trainer's moments (trainer.offload_optimizer) and copies "
+        "of weights lie there; by default that is not checked. The memory of GPUs is known by their kind.",
     )
     price: float = Field(
         0.0,

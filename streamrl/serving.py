@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from producers.engines.server_guard import KeyForAll
+from producers.engines.server_door import ServerDoor
 
 if TYPE_CHECKING:
     from producers.engines.server_worker import ServedWorker
 
-__all__ = ["KeyForAll", "ServedWorker"]
+__all__ = ["ServedWorker", "ServerDoor"]
 
 
 def __getattr__(name: str) -> Any:

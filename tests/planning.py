@@ -52,6 +52,9 @@ class TableOfTests:
             self._token_s / devices / self._speeds[hardware], version_bytes=self._bytes, step_s=0.1
         )
 
+    def trainer_problem(self, hardware: str, devices: int) -> str:
+        return "" if devices >= self._least else f"it takes {self._least} devices"
+
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         return self.turn_slots * tensor_parallel
 

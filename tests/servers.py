@@ -23,7 +23,7 @@ FLAGS = {
     "--weight-transfer-config": '{"backend": "streamrl"}', "--logprobs-mode": "processed_logprobs",
     "--no-enable-prefix-caching": "", "--no-enable-chunked-prefill": "", "--max-num-seqs": "16",
     "--max-model-len": "256", "--scheduling-policy": "priority",
-    "--middleware": "streamrl.serving.KeyForAll",
+    "--middleware": "streamrl.serving.ServerDoor",
 }  # fmt: skip
 KEY = "a-key-for-tests"
 

@@ -25,7 +25,7 @@ from infra.sending import sent
 from schemas.expert_routes import RouteShape, unpack_routes
 from schemas.importing import said
 
-_FREE = -1  # in place of an expert: the router chooses
+NO_EXPERT = -1  # in place of an expert: the router chooses
 _PROBES = 5  # tokens on which a router is tried
 
 
@@ -51,7 +51,7 @@ class _Following(TorchFunctionMode):
         scores, own = args[0], func(*args, **(kwargs or {}))
         self.used += 1
         routes = self._routes.long()
-        chosen = torch.where(routes[:, :1] == _FREE, own[1], routes)
+        chosen = torch.where(routes[:, :1] == NO_EXPERT, own[1], routes)
         values = scores.gather(-1, chosen)
         order = values.detach().argsort(dim=-1, descending=True, stable=True)
         return torch.return_types.topk((values.gather(-1, order), chosen.gather(-1, order)))
@@ -144,10 +144,13 @@ def follow(model: OfModules, batch: MicroBatch, device: torch.device) -> None:
 
     The routes stay until others are set, since a checkpointed layer is computed again later.
     """
-    if not (found := routers(model)):
-        return
-    routes = routes_in(batch, device)  # [tokens, layers, experts]
-    for layer, router in enumerate(found):
+    if routers(model):
+        set_routes(model, routes_in(batch, device))
+
+
+def set_routes(model: OfModules, routes: torch.Tensor | None) -> None:
+    """Have a model's routers take routes, [tokens, layers, experts], from now on; None: choose themselves."""
+    for layer, router in enumerate(routers(model)):
         router.routes = None if routes is None else routes[:, layer]
 
 
@@ -161,7 +164,7 @@ def routes_in(batch: MicroBatch, device: torch.device) -> torch.Tensor | None:
         if packed:
             some = unpack_routes(packed, size - 1)  # an answer's last token has none
             if found is None:
-                found = np.full((batch.tokens.shape[0], *some.shape[1:]), _FREE, np.int16)
+                found = np.full((batch.tokens.shape[0], *some.shape[1:]), NO_EXPERT, np.int16)
             found[start : start + size - 1] = some
         start += size
     assert found is not None

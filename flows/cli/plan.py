@@ -91,22 +91,26 @@ def plan(
     say_drawn(output)
 
 
-_FIGURES = ("generators", "trainer", "a step", "samples/s", "1,000 samples cost", "staleness")
+_FIGURES = (
+    "generators", "their memory", "trainer", "its memory", "a step", "samples/s", "1,000 samples cost",
+    "staleness",
+)  # fmt: skip
 
 
 def _figures(found: RunPlan, one: PlannedSplit) -> list[str]:
     """Return the figures of a split; those of the best one with their ranges."""
-    from flows.plans.plan_rows import figure, range_words, split_words
+    from flows.plans.plan_rows import figure, memory_words, range_words, split_words
 
+    (generators, trainer), (theirs, its) = split_words(one.split), memory_words(one.split)
     figures, best = one.figures, one is found.chosen
     cost = range_words(found.cost_per_1000) if best else figure(figures.cost_per_1000)
     return [
-        *split_words(one.split),
+        generators, theirs, trainer, its,
         range_words(found.step_s, " s") if best else f"{figure(figures.step_s)} s",
         range_words(found.samples_per_s) if best else figure(figures.samples_per_s),
         cost if one.split.price else "no price",
         f"{figures.staleness:.2f}, at most {figures.staleness_max}",
-    ]
+    ]  # fmt: skip
 
 
 def _show(console: Console, found: RunPlan) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from consumers.batches.training_rows import TrainingRow
 from consumers.steps.telling import largest_gap
 from flows.explain.detector import Detector, FaultFound
-from flows.explain.own_model import NamedWeights, OwnModel, answer_tokens
+from flows.explain.own_model import NamedWeights, OwnModel, RoutedAnswer
 from flows.explain.run_evidence import RunEvidence
 from flows.run.versions_beside import versions_named
 from schemas.messages import StepRecord
@@ -137,7 +137,7 @@ def _may_be_rounding(
     """
     if run.spec.model.dtype == "float32":
         return False
-    rounding = max(float(run.own_model.rounding(*answer_tokens(row)).max()) for row in rows)
+    rounding = max(float(run.own_model.rounding(RoutedAnswer.of(row)).max()) for row in rows)
     gaps = np.nan_to_num(record.gaps)
     return bool(np.mean(gaps > most) <= _FEW and gaps.max(initial=0.0) <= _FAR * max(most, rounding))
 
@@ -149,7 +149,7 @@ def _cause(run: RunEvidence, rows: Sequence[TrainingRow]) -> Cause:
         lacks = "is not in the step file" if run.is_step_file else "is not kept any more: nobody can tell why"
         return _UNKNOWN, [f"version {version} of the weights {lacks}"]
     run.own_model.load(weights)
-    own = {row.sample.id: run.own_model.logprobs(*answer_tokens(row)) for row in rows}
+    own = {row.sample.id: run.own_model.logprobs(RoutedAnswer.of(row)) for row in rows}
     by = max(float(_apart(row, own[row.sample.id]).max()) for row in rows)
     if by <= largest_gap(run.spec):
         return _TRAINER, ["transformers' own model agrees with the generators: the fault is in the trainer"]
@@ -181,7 +181,7 @@ def _temperature(found: _Disagreement) -> Cause | None:
 
     def left(temperature: float, rows: Sequence[TrainingRow]) -> float:
         return found.left(
-            lambda row: found.model.logprobs(*answer_tokens(row), temperature=temperature), rows
+            lambda row: found.model.logprobs(RoutedAnswer.of(row), temperature=temperature), rows
         )
 
     some = found.rows[:3]
@@ -200,8 +200,7 @@ def _beside_the_prompt(found: _Disagreement) -> Cause | None:
 
     def left(before: list[int], behind: list[int]) -> float:
         def said(row: TrainingRow) -> np.ndarray:
-            prompt, answer = answer_tokens(row)
-            return found.model.logprobs([*before, *prompt, *behind], answer)
+            return found.model.logprobs(RoutedAnswer.of(row).with_prompt(before, behind))
 
         return found.left(said)
 
@@ -218,7 +217,7 @@ def _beside_the_prompt(found: _Disagreement) -> Cause | None:
 
 def _version(found: _Disagreement) -> Cause | None:
     """Whether an older version explains it; and whether generators stay at it."""
-    plain: Said = lambda row: found.model.logprobs(*answer_tokens(row))  # noqa: E731
+    plain: Said = lambda row: found.model.logprobs(RoutedAnswer.of(row))  # noqa: E731
     try:
         for number, weights in found.older():
             found.model.load(weights)
@@ -249,7 +248,7 @@ def _head(found: _Disagreement) -> Cause | None:
         head = found.model.head
         found.model.load(found.weights)
         rest = max(
-            float(_apart(row, found.model.logprobs(*answer_tokens(row), head=head)).max())
+            float(_apart(row, found.model.logprobs(RoutedAnswer.of(row), head=head)).max())
             for row in found.rows
         )
         if found.explains(rest):
@@ -264,7 +263,9 @@ def _cache(found: _Disagreement) -> Cause | None:
     rows = [row for row in found.rows if row.sample.prompt_tokens.size > 1]
     for number, weights in found.older(_CACHES) if rows else ():
         rest = max(
-            float(_apart(row, found.model.after_prompt_of(weights, found.weights, *answer_tokens(row))).max())
+            float(
+                _apart(row, found.model.after_prompt_of(weights, found.weights, RoutedAnswer.of(row))).max()
+            )
             for row in rows
         )
         if found.explains(rest):

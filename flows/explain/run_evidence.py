@@ -157,7 +157,9 @@ class RunEvidence:
     @cached_property
     def own_model(self) -> OwnModel:
         """The run's model, as transformers computes it."""
-        found = OwnModel(self.handle.record.model, self.spec.sampling.temperature)
+        found = OwnModel(
+            self.handle.record.model, self.spec.sampling.temperature, follows=self.spec.model.follow_routes
+        )
         if self._merging is not None:  # adapters are merged into the base in the run's own type of numbers
             found.load(self._merging.base_tensors())
         return found

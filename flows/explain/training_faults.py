@@ -12,7 +12,7 @@ import numpy as np
 from consumers.batches.log_places import Gone
 from consumers.batches.training_rows import TrainingRow
 from flows.explain.detector import Detector, FaultFound
-from flows.explain.own_model import answer_tokens
+from flows.explain.own_model import RoutedAnswer
 from flows.explain.reward_faults import samples_over
 from flows.explain.run_evidence import RunEvidence
 
@@ -73,7 +73,7 @@ def _moved(run: RunEvidence, step: int) -> float | None:
     sums = []
     for weights in (before, after):
         run.own_model.load(weights)
-        sums.append(np.concatenate([run.own_model.logprobs(*answer_tokens(row)) for row in rows]))
+        sums.append(np.concatenate([run.own_model.logprobs(RoutedAnswer.of(row)) for row in rows]))
     return float(np.mean(np.abs(sums[0] - sums[1])))
 
 

@@ -189,9 +189,11 @@ class MachineAllocator:
                 names = ", ".join(
                     f"{pool.name} ({pool.machines} × {pool.devices} {pool.hardware})" for pool in pools
                 )
+                most = max(pools, key=lambda pool: pool.total)
+                why = self._times.trainer_problem(most.hardware, most.total) if verb == "trains" else ""
                 raise PlanError(
-                    f"placement.machines: the memory of all that {verb}, {names}, can't hold the model. Give "
-                    "it machines with more devices or more memory"
+                    f"placement.machines: the memory of all that {verb}, {names}, can't hold the model"
+                    f"{f': {why}' if why else ''}. Or give it machines with more devices or more memory"
                 )
 
     def _choices(self, pool: MachinePool, *, full: bool) -> list[PoolChoice]:

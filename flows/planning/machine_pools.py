@@ -36,7 +36,7 @@ class MachinePool:
     generates: bool = True
     trains: bool = True
     link: LinkTimes | None = None  # to the run's object store; None: they stand beside it
-    memory_bytes: float | None = None  # of a machine, where processes share it; None: nobody knows
+    memory_bytes: float | None = None  # main memory of a machine; None: nobody knows
     free_cores: float | None = None  # that other processes leave, where cores are shared; None: all
     cores_of: str = ""  # the pool on whose cores its processes are; empty: on its own
     preemption: Preemption | None = None  # of its machines; None: they stay
@@ -93,11 +93,9 @@ def _pool(name: str, section: MachinesSection, placement: PlacementSection) -> M
     link = site_links(placement)[section.site] if section.site else None
     rate = section.preempted_per_hour
     preemption = Preemption(rate, section.preemption_notice_s, section.preemption_back_s) if rate else None
-    memory = None
-    if section.hardware.upper() == CPU:
-        memory = (
-            section.devices * CORE_BYTES if section.memory_gib is None else section.memory_gib * GIB_BYTES
-        )
+    memory = None if section.memory_gib is None else section.memory_gib * GIB_BYTES
+    if memory is None and section.hardware.upper() == CPU:
+        memory = section.devices * CORE_BYTES
     return MachinePool(
         name, section.hardware, section.count, section.devices, section.price, section.site,
         "generate" in section.uses, "train" in section.uses, link, memory,

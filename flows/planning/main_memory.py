@@ -1,9 +1,10 @@
 """Main memory of machines whose processes share it, as with hardware CPU: who takes how much.
 
 each generator     its process, the model's weights, its KV cache
-the trainer        of its weights in float32: gradients, moments, copies that are published
+the trainer        its ranks' processes, all that they keep and compute with, copies that are published
 
-Nothing is freed in turns there: an engine on a CPU that rests keeps all it has.
+Nothing is freed in turns there: an engine on a CPU that rests keeps all it has. A trainer on GPUs takes main
+memory for copies that are published, and for moments that `trainer.offload_optimizer` keeps there.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from flows.planning.learner_memory import LearnerMemory
 from schemas.runspec import RunSpec
 
 GIB_BYTES = 1 << 30
 CORE_BYTES = 4 * GIB_BYTES  # of a machine whose memory nobody says, for each core: as in the hardware table
 _PROCESS_BYTES = 0.8 * GIB_BYTES  # of a process with torch and vLLM, before it has a model
-_TRAINED_BYTES = 8.6 * 4  # of each parameter, at the most: as docs/benchmarks.md says
-_RANK_BYTES = 2 * 4  # of each parameter, of each further rank: weights and gradients
+# of each parameter, at the most: what is loaded, published or in a snapshot. A trainer of all weights keeps
+# 24 bytes besides; both are the 8.6 times its weights in float32 of docs/benchmarks.md
+_COPIES_BYTES = 2.6 * 4
+_PUBLISHED = 3  # copies of what is published that rank 0 has at the most, beside GPUs
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -46,6 +50,11 @@ def kv_cache_bytes(spec: RunSpec) -> float | None:
     return None if mib is None else float(mib * (1 << 20))
 
 
-def trainer_bytes(parameters: float, ranks: int) -> float:
-    """Return the main memory that all ranks of a trainer take together."""
-    return ranks * _PROCESS_BYTES + parameters * (_TRAINED_BYTES + (ranks - 1) * _RANK_BYTES)
+def trainer_bytes(parameters: float, ranks: int, of_rank: LearnerMemory) -> float:
+    """Return the main memory that all ranks of a trainer on CPUs take together."""
+    return ranks * (_PROCESS_BYTES + of_rank.most) + parameters * _COPIES_BYTES
+
+
+def beside_gpus_bytes(published: float, ranks: int, of_rank: LearnerMemory) -> float:
+    """Return the main memory that all ranks of a trainer on GPUs take. `published`: bytes of a version."""
+    return ranks * (_PROCESS_BYTES + of_rank.moments) + _PUBLISHED * published

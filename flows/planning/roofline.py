@@ -216,6 +216,8 @@ class Recipe:
     scored: float = 0.0  # forward passes besides, such as a reference's
     state_bytes: float = 18.0  # of a trained element: weights and gradients, main weights, two moments
     offloaded: bool = False  # a model that is not at work waits in the machine's memory
+    passes: float = 3.0  # forward passes' worth of work that a trained token is
+    share: float = 1.0  # of the elements that are trained: an adapter's are few
 
     def resident(self, shape: ModelShape, dtype_bytes: float = 2.0) -> float:
         """Bytes that all devices together hold at once."""
@@ -225,9 +227,9 @@ class Recipe:
 
 
 def training_flops(shape: ModelShape, context: float, recipe: Recipe) -> tuple[float, float]:
-    """FLOPs of a token with gradients (three forward passes' worth a model), and of its scores."""
+    """FLOPs of a token with gradients, and of its scores."""
     forward = shape.flops(context)
-    return 3 * recipe.trained * forward, recipe.scored * forward
+    return recipe.passes * recipe.trained * forward, recipe.scored * forward
 
 
 def learner_times(
@@ -238,19 +240,21 @@ def learner_times(
     length: float = 4096,
     recipe: Recipe = Recipe(),
     sent_share: float = 1.0,
+    has_room: bool = False,
     precision: Precision = BF16,
     efficiency: Efficiency = Efficiency(),
 ) -> LearnerTimes:
     """Return how fast a trainer would be, all its devices together.
 
     `length`: tokens of a typical sample with its prompt; a token attends to half of them. `sent_share`: of
-    the weights' bytes that a new version sends, which a delta makes small.
+    the weights' bytes that a new version sends, which a delta makes small. `has_room`: somebody has seen that
+    its memory suffices, who knows more than the recipe.
     """
     if devices < 1:
         raise BudgetError(f"training {shape.name} needs at least one device, not {devices}")
     usable = hardware.memory_bytes * efficiency.memory_share * devices
     needed = recipe.resident(shape, precision.weights)
-    if needed > usable:
+    if needed > usable and not has_room:
         one = hardware.memory_bytes * efficiency.memory_share
         raise BudgetError(
             f"{devices} x {hardware.name} cannot train {shape.name}: weights, gradients and the optimizer's"
@@ -259,13 +263,14 @@ def learner_times(
         )
     trained, scored = training_flops(shape, length / 2, recipe)
     peak = hardware.bf16_flops * devices
-    of_weights = weight_bytes(shape, precision.weights, precision.experts)
+    sent = weight_bytes(shape, precision.weights, precision.experts) * sent_share
+    if recipe.share < 1:  # an adapter is sent in float32, and nearly all of it changes
+        sent = shape.parameters * recipe.share * 4
     network = hardware.network_bytes_per_s * efficiency.link * min(devices, hardware.per_machine)
     return LearnerTimes(
         token_s=trained / (peak * efficiency.training_compute) + scored / (peak * efficiency.scoring_compute),
         step_s=_optimizer_s(shape, hardware, devices, recipe, efficiency),
-        publish_s=of_weights * sent_share / network,
-        version_bytes=int(of_weights * sent_share), spread=SPREAD,
+        publish_s=sent / network, version_bytes=int(sent), spread=SPREAD,
     )  # fmt: skip
 
 
@@ -276,12 +281,13 @@ def _optimizer_s(
 
     A machine's devices hold one copy of a model between them, so each sends its part to the other machines.
     """
-    state = shape.parameters * recipe.trained * recipe.state_bytes / devices
+    trained = shape.parameters * recipe.share * recipe.trained
+    state = trained * recipe.state_bytes / devices
     touched = 2 * state / (hardware.memory_bytes_per_s * efficiency.memory)
     inside = min(devices, hardware.per_machine)
     copies = devices / inside
     if copies <= 1:
         return touched
-    part = shape.parameters * recipe.trained * 2 / inside  # of BF16, gradients there and weights back
+    part = trained * 2 / inside  # of BF16, gradients there and weights back
     sent = 2 * part * (copies - 1) / copies
     return touched + sent / (hardware.network_bytes_per_s * efficiency.link)

@@ -28,6 +28,15 @@ def share_filled(begun: float) -> float:
 
 
 @dataclass(frozen=True)
+class DeviceRoom:
+    """The memory of each device that a side has for itself."""
+
+    taken: float  # bytes
+    whole: float  # bytes that the device has
+    weights: float = 0.0  # bytes of weights, among those that are taken
+
+
+@dataclass(frozen=True)
 class EngineTimes:
     """How fast one generator's engine is. A step draws one token for each of its samples."""
 
@@ -43,6 +52,7 @@ class EngineTimes:
     beside_step: float = 1.0
     beside_samples: float = 1.0
     memory_bytes: float = 0.0  # main memory that it takes, where processes share it; 0: nobody knows
+    room: DeviceRoom | None = None  # None: nobody knows, or processes share main memory
     spread: float = 0.0
     unsteady: float = 0.0  # likewise, of the speed of its whole machine from one time to another
 
@@ -73,7 +83,8 @@ class LearnerTimes:
     version_bytes: int = 0  # that each generator's site fetches for a new version
     cores: float = 0.0  # CPU cores that it keeps busy; 0: it shares no cores with others
     beside: float = 1.0  # its seconds are so many times as long in a run that shares its cores
-    memory_bytes: float = 0.0  # main memory that all its ranks take, where processes share it
+    memory_bytes: float = 0.0  # main memory that all its ranks take; 0: nobody knows
+    room: DeviceRoom | None = None  # None: nobody knows, or processes share main memory
     spread: float = 0.0
 
 

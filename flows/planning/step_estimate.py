@@ -132,7 +132,7 @@ class MachineSplit:
                 )
         pool, needed = self.trainer.pool, self.trainer.learner.memory_bytes
         needed /= pool.machines_of(self.trainer.devices)
-        if pool.shares_cores and pool.memory_bytes is not None and needed > pool.memory_bytes:
+        if pool.memory_bytes is not None and needed > pool.memory_bytes:
             return (
                 f"placement.machines.{pool.name}: a machine has {in_gib(pool.memory_bytes)} of main "
                 f"memory, and the trainer takes {in_gib(needed)} of it"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from consumers.losses.loss import loss_of
 from flows.planning.hardware import HARDWARE, Hardware, hardware_of
-from flows.planning.main_memory import generator_bytes, kv_cache_bytes, trainer_bytes
+from flows.planning.learner_memory import LearnerMemory, counts_for_memory, learner_memory
+from flows.planning.main_memory import (
+    beside_gpus_bytes,
+    generator_bytes,
+    in_gib,
+    kv_cache_bytes,
+    trainer_bytes,
+)
 from flows.planning.model_shape import ModelShape, weight_bytes
 from flows.planning.roofline import (
     BF16,
@@ -20,7 +27,7 @@ from flows.planning.roofline import (
     engine_times,
     learner_times,
 )
-from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.stage_times import DeviceRoom, EngineTimes, LearnerTimes
 from flows.planning.step_estimate import IterationDemand
 from producers.engines.vllm_engine import SHARE_IN_TURNS
 from schemas.runspec import RunSpec
@@ -41,7 +48,7 @@ class TableTimes:
     spec: RunSpec
     shape: ModelShape
     demand: IterationDemand
-    recipe: Recipe = Recipe()  # noqa: RUF009 - it is frozen
+    four_bits: bool = False  # `streamrl quantize` has rounded the model
     more: Mapping[str, Hardware] | None = None  # kinds of hardware of the user's own
     endless: bool = False  # memory is no matter: for times of what was measured, which did fit
 
@@ -67,7 +74,7 @@ class TableTimes:
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples have room at once; 0: the model does not fit."""
         kind, devices = self._for_engine(hardware, tensor_parallel)
-        found = self._slots(kind, devices)
+        found = self._slots(kind, devices, self._share)
         cache_bytes = kv_cache_bytes(self.spec) if kind.name == "CPU" else None
         if found and cache_bytes is not None:  # the engine takes no more of the main memory
             sample_bytes = self.shape.kv_bytes(self._precision.kv) * self._slot_tokens
@@ -78,7 +85,8 @@ class TableTimes:
     def _slot_tokens(self) -> float:
         return max(1.0, self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM)
 
-    def _slots(self, kind: Hardware, devices: int, efficiency: Efficiency = Efficiency()) -> int:  # noqa: B008
+    def _slots(self, kind: Hardware, devices: int, share: float) -> int:
+        efficiency = Efficiency(memory_share=share)
         try:
             return RooflineEngine(self.shape, kind, devices, self._of_engine, efficiency).slots(
                 self._slot_tokens
@@ -91,31 +99,70 @@ class TableTimes:
         kind, devices = self._for_engine(hardware, tensor_parallel)
         if kind.name == "CPU":
             return self.most_slots(hardware, tensor_parallel)
-        return self._slots(kind, devices, Efficiency(memory_share=self._share_in_turns))
+        return self._slots(kind, devices, self._share_in_turns)
 
     def turn_problem(self, hardware: str, devices: int) -> str:
         """Return why the trainer's state does not fit beside the share of engines; empty: it does.
 
-        While an engine draws, the learner's weights and optimizer state stay on the GPU. While the learner
-        computes, the engine has given its share back, so gradients and activations have room then.
+        While an engine draws, the learner keeps its weights, gradients and moments on the GPU. While the
+        learner computes, the engine has given its share back, so activations have room then.
         """
         kind, _ = self._devices(hardware, devices)
         if kind.name == "CPU":
             return ""
-        needed = self.recipe.resident(self.shape, self._precision.weights) / devices
+        kept = self._memory(devices, on_gpu=True).kept
         left = kind.memory_bytes * (1 - self._share_in_turns)
-        if needed <= left:
+        if kept <= left:
             return ""
-        fit = math.ceil(needed * devices / left)
         return (
-            f"in turns (placement.kind: colocated) the learner keeps {needed / 1e9:.0f} GB on each of "
+            f"in turns (placement.kind: colocated) the learner keeps {in_gib(kept)} on each of "
             f"{devices} x {kind.name}, and beside the engines' share of {self._share_in_turns:g} "
-            f"(generator.gpu_memory) there are {left / 1e9:.0f} GB: take {fit} devices, or a smaller share"
+            f"(generator.gpu_memory) there are {in_gib(left)}: take a smaller share, or {self._less(kept)}"
+        )
+
+    def trainer_problem(self, hardware: str, devices: int) -> str:
+        """Return why a trainer with so many devices has no room; empty: it has."""
+        kind, _ = self._devices(hardware, devices)
+        if kind.name == "CPU":
+            return ""
+        memory, usable = self._memory(devices, on_gpu=True), kind.memory_bytes * Efficiency().memory_share
+        if memory.most <= usable:
+            return ""
+        return (
+            f"the trainer keeps {in_gib(memory.kept)} on each of {devices} x {kind.name} and takes "
+            f"{in_gib(memory.at_work)} more while it computes, and {in_gib(usable)} may be used: take "
+            f"{self._less(memory.kept)}"
+        )
+
+    def _less(self, kept: float) -> str:
+        """Return in words what makes the memory of a trainer smaller, as far as the run file lacks it."""
+        trainer, words = self.spec.trainer, []
+        if self._memory(2, on_gpu=True).kept < self._memory(1, on_gpu=True).kept:
+            words.append("more trainer.ranks")
+        else:
+            words.append("trainer.learner: fsdp with several ranks, which divide the model")
+        if not trainer.offload_optimizer and kept:
+            words.append("trainer.offload_optimizer")
+        if not trainer.gradient_checkpointing:
+            words.append("trainer.gradient_checkpointing")
+        return ", ".join([*words, "a smaller trainer.microbatch_tokens"]) + ", or an adapter (model.lora)" * (
+            self.spec.model.lora is None
         )
 
     @property
     def _share_in_turns(self) -> float:
         return float(getattr(self.spec.generator, "gpu_memory", None) or SHARE_IN_TURNS)
+
+    @property
+    def _share(self) -> float:
+        return float(getattr(self.spec.generator, "gpu_memory", None) or Efficiency().memory_share)
+
+    def _memory(self, ranks: int, *, on_gpu: bool) -> LearnerMemory:
+        tokens = min(float(self.spec.trainer.microbatch_tokens), self.demand.tokens)
+        counts = counts_for_memory(self.shape)
+        return learner_memory(
+            self.spec, counts, ranks, tokens=tokens, on_gpu=on_gpu, four_bits=self.four_bits
+        )
 
     def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:
         """Return the times of one generator that fits."""
@@ -123,28 +170,55 @@ class TableTimes:
         found = engine_times(
             self.shape, kind, devices=devices, slots=slots,
             longest=max(1.0, self.demand.context * SLOT_ROOM), prompt=max(1.0, self.demand.prompt_tokens),
-            precision=self._of_engine,
+            precision=self._of_engine, efficiency=Efficiency(memory_share=self._share),
         )  # fmt: skip
-        if kind.name != "CPU":
-            return found
         weights = weight_bytes(self.shape, self._of_engine.weights, self._of_engine.experts)
+        if kind.name != "CPU":
+            return replace(found, room=self.engine_room(hardware, tensor_parallel))
         return replace(found, cores=float(tensor_parallel), memory_bytes=generator_bytes(self.spec, weights))
+
+    def engine_room(self, hardware: str, tensor_parallel: int) -> DeviceRoom:
+        """Return the memory of each GPU of a generator: vLLM fills its share with keys and values."""
+        kind = self._kind(hardware)
+        weights = weight_bytes(self.shape, self._of_engine.weights, self._of_engine.experts)
+        return DeviceRoom(kind.memory_bytes * self._share, kind.memory_bytes, weights / tensor_parallel)
+
+    def learner_room(self, hardware: str, devices: int) -> DeviceRoom:
+        """Return the memory of each GPU of a trainer."""
+        return DeviceRoom(self._memory(devices, on_gpu=True).most, self._kind(hardware).memory_bytes)
 
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
         """Return the times of a trainer; None if the model does not fit."""
+        if self.trainer_problem(hardware, devices):
+            return None
         kind, many = self._devices(hardware, devices)
         length = self.demand.tokens / self.demand.samples
-        try:
-            found = learner_times(
-                self.shape, kind, devices=many, length=length, recipe=self.recipe, sent_share=_SENT_SHARE,
-                precision=self._precision,
-            )  # fmt: skip
-        except BudgetError:
-            return None
-        if kind.name != "CPU":
-            return found
-        ranks = max(1, devices // self.spec.trainer.threads)
-        return replace(found, cores=float(devices), memory_bytes=trainer_bytes(self.shape.parameters, ranks))
+        found = learner_times(
+            self.shape, kind, devices=many, length=length, recipe=self._recipe, sent_share=_SENT_SHARE,
+            has_room=True, precision=self._precision,
+        )  # fmt: skip
+        if kind.name == "CPU":
+            ranks = max(1, devices // self.spec.trainer.threads)
+            taken = trainer_bytes(self.shape.parameters, ranks, self._memory(ranks, on_gpu=False))
+            return replace(found, cores=float(devices), memory_bytes=taken)
+        memory = self._memory(devices, on_gpu=True)
+        published = found.version_bytes / (1 if self._recipe.share < 1 else _SENT_SHARE)
+        return replace(
+            found, memory_bytes=beside_gpus_bytes(published, devices, memory),
+            room=self.learner_room(hardware, devices),
+        )  # fmt: skip
+
+    @property
+    def _recipe(self) -> Recipe:
+        """The models that the run's algorithm trains and asks."""
+        loss = loss_of(self.spec)
+        adapter = counts_for_memory(self.shape).adapter(self.spec)
+        return Recipe(
+            trained=2.0 if loss.critic else 1.0,
+            scored=float(loss.needs.reference) + float(loss.needs.before != "no"),
+            passes=4.0 if self.spec.trainer.gradient_checkpointing else 3.0,
+            share=adapter / self.shape.parameters if adapter else 1.0,
+        )
 
     def engine_source(self, hardware: str, tensor_parallel: int, slots: int) -> str:
         """Say where the times of a generator come from."""

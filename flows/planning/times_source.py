@@ -27,6 +27,9 @@ class TimesSource(Protocol):
     def learner(self, hardware: str, devices: int) -> LearnerTimes | None:
         """Return the times of a trainer with so many devices; None if the model does not fit."""
 
+    def trainer_problem(self, hardware: str, devices: int) -> str:
+        """Return why a trainer with so many devices has no room; empty: it has."""
+
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples a generator draws at once that takes turns with the trainer; 0: none."""
 

@@ -112,8 +112,9 @@ def _trainer(inputs: PlanningInputs) -> TrainerKind:
     devices = trainer.ranks * (trainer.threads if pool.shares_cores else 1)
     learner = inputs.times.learner(pool.hardware, devices)
     if learner is None:
+        why = inputs.times.trainer_problem(pool.hardware, devices)
         raise PlanError(
             f"trainer.ranks: {devices} devices of {pool.hardware} can't hold the model with its optimizer's "
-            "state: take more ranks"
+            f"state: {why or 'take more ranks'}"
         )
     return TrainerKind(pool, learner, devices)

@@ -25,6 +25,7 @@ from flows.planning.corrected_profile import (
     doublings_between,
     largest_batch,
 )
+from flows.planning.learner_memory import ModelSizes, counts_for_memory, learner_memory
 from flows.planning.machine_pools import CPU, MachinePool
 from flows.planning.main_memory import generator_bytes, trainer_bytes
 from flows.planning.model_shape import ShapeError
@@ -92,7 +93,8 @@ class MeasuredTimes:
             return replace(found, memory_bytes=generator_bytes(self.spec, weights))
         table = self._table_for(one)
         if table is None or self._has_engine(one, tensor_parallel, slots):
-            return _apart(profile_times.measured_engine(one.profile, slots=slots))
+            found = _apart(profile_times.measured_engine(one.profile, slots=slots))
+            return replace(found, room=table.engine_room(hardware, tensor_parallel) if table else None)
         endless = replace(table, endless=True)
         # on as many devices the profile knows what fits
         asked = endless if tensor_parallel == self._measured else table
@@ -119,14 +121,14 @@ class MeasuredTimes:
                 lengths=self.lengths,
                 checkpoint_steps=self._checkpoint_steps,
             )
-            parameters = one.profile.identity.parameters
-            return replace(found, memory_bytes=trainer_bytes(parameters, ranks))
+            return replace(found, memory_bytes=self._main_memory(one, ranks))
         table = self._table_for(one)
         if table is None or devices == _ranks(one):
             found = profile_times.measured_learner(
                 one.profile, ranks=devices, lengths=self.lengths, checkpoint_steps=self._checkpoint_steps
             )
-            return replace(found, beside=1.0, cores=0.0)
+            room = table.learner_room(hardware, devices) if table else None
+            return replace(found, beside=1.0, cores=0.0, room=room)
         asked = table.learner(hardware, devices)
         if asked is None:
             return None
@@ -141,6 +143,25 @@ class MeasuredTimes:
         """Return the seconds until a generator that is started is ready; None if they were not measured."""
         one = self._profile_of(hardware)
         return one.profile.generation.start_s if one else None
+
+    def _main_memory(self, one: HardwareProfile, ranks: int) -> float:
+        """Return the main memory of a trainer on CPUs."""
+        parameters = one.profile.identity.parameters
+        try:
+            sizes = counts_for_memory(self.table().shape)
+        except ShapeError:
+            sizes = ModelSizes(parameters)
+        tokens = min(float(self.spec.trainer.microbatch_tokens), self.demand.tokens)
+        of_rank = learner_memory(self.spec, sizes, ranks, tokens=tokens, on_gpu=False)
+        return trainer_bytes(parameters, ranks, of_rank)
+
+    def trainer_problem(self, hardware: str, devices: int) -> str:
+        """Return why a trainer with so many devices has no room; empty: it has, as on those measured."""
+        one = self._profile_of(hardware)
+        table = self.table() if one is None else self._table_for(one)
+        if table is None or (one is not None and devices == _ranks(one)):
+            return ""
+        return table.trainer_problem(hardware, devices)
 
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples a generator draws at once that takes turns with the trainer."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from flows.planning.main_memory import GIB_BYTES, in_gib
+from flows.planning.stage_times import DeviceRoom
 from flows.planning.step_estimate import MachineSplit
 from flows.plans.interval import Interval
 from flows.plans.planning_inputs import PlanningInputs
@@ -45,18 +47,54 @@ def split_row(split: MachineSplit) -> dict[str, object]:
             {
                 "machines": kind.pool.name, "hardware": kind.pool.hardware, "site": kind.pool.site,
                 "generators": count, "devices_of_each": kind.tensor_parallel, "slots": kind.slots,
+                "memory": room_row(kind.engine.room, kind.engine.memory_bytes),
             }
             for kind, count in split.generators
         ],
         "trainer": {
             "machines": split.trainer.pool.name, "hardware": split.trainer.pool.hardware,
             "devices": split.trainer.devices,
+            "memory": room_row(split.trainer.learner.room, split.trainer.learner.memory_bytes),
         },
         "take_turns": split.takes_turns,
         "staleness": split.lookahead,
         "machines": {pool.name: many for pool, many in split.machines().items()},
         "price_per_hour": split.price,
     }  # fmt: skip
+
+
+def room_row(room: DeviceRoom | None, main_bytes: float) -> dict[str, float]:
+    """Return how much memory something takes, as far as it is known, in GiB."""
+    found = {"main_gib": main_bytes / GIB_BYTES} if main_bytes else {}
+    if room is not None:
+        found |= {
+            "device_gib": room.taken / GIB_BYTES,
+            "of_gib": room.whole / GIB_BYTES,
+            "weights_gib": room.weights / GIB_BYTES,
+        }
+    return {name: round(size, 2) for name, size in found.items() if size}
+
+
+def memory_words(split: MachineSplit) -> tuple[str, str]:
+    """Return in words how much memory a generator and the trainer take."""
+    generators = []
+    for kind, _ in split.generators:
+        room, main = kind.engine.room, kind.engine.memory_bytes
+        if room is not None:
+            generators.append(f"{_of_device(room)}, {room.weights / GIB_BYTES:.1f} of them weights")
+        else:
+            generators.append(f"{in_gib(main)} each" if main else "not known")
+    learner, words = split.trainer.learner, []
+    if learner.room is not None:
+        words.append(_of_device(learner.room))
+    if learner.memory_bytes:
+        beside = "main memory" if learner.room is not None else "all ranks"
+        words.append(f"{in_gib(learner.memory_bytes)} {beside}")
+    return "; ".join(generators), "; ".join(words) or "not known"
+
+
+def _of_device(room: DeviceRoom) -> str:
+    return f"{room.taken / GIB_BYTES:.1f} of {in_gib(room.whole)} of a device"
 
 
 def figures_row(figures: SplitFigures) -> dict[str, object]:

@@ -70,6 +70,11 @@ def planning_inputs(
         raise PlanError(
             "algorithm.mode is offline: such a run generates nothing, so there is nothing to divide"
         )
+    if spec.generator.computes_elsewhere and not spec.placement.machines:
+        raise PlanError(
+            f"generator.engine is {spec.generator.engine}: servers draw, and nobody says on which machines. "
+            "Name them at placement.machines, with hardware, devices and use: generate, and those that train"
+        )
     here = profile_at_hand(spec, runfile, profile)
     shape = cache(lambda: shape_at_hand(spec, progress))
     named = named_profiles(spec, _model_with_weights(spec), shape, list(HARDWARE))
@@ -80,7 +85,7 @@ def planning_inputs(
     else:
         lengths = _assumed(spec, mean_length)
     demand = demand_of_workload(spec, lengths.workload)
-    table = cache(lambda: TableTimes(spec, shape(), demand))
+    table = cache(lambda: TableTimes(spec, shape(), demand, four_bits=_in_four_bits(spec)))
     if measured is None:
         check_pools(pools, list(HARDWARE))  # before a model is built for nothing
         return PlanningInputs(spec, pools, table(), lengths, demand)
@@ -120,6 +125,19 @@ def _model_with_weights(spec: RunSpec) -> Path | None:
     if model is None or not (model / "config.json").is_file() or not any(model.glob("*.safetensors")):
         return None
     return model
+
+
+def _in_four_bits(spec: RunSpec) -> bool:
+    """Whether `streamrl quantize` has rounded the model. One without weights here is taken for another."""
+    model = _model_with_weights(spec)
+    if spec.model.lora is None or model is None:
+        return False
+    from infra.weights.folder import ModelFolder
+    from infra.weights.four_bits import exactly
+
+    folder = ModelFolder(model)
+    name = next((name for name in folder.names if name.endswith("_proj.weight")), None)
+    return name is not None and exactly(folder.tensor(name)) is not None
 
 
 def _of_profile(spec: RunSpec, profile: Profile) -> KnownLengths:

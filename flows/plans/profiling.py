@@ -8,6 +8,7 @@ from pathlib import Path
 
 from flows.planning.profile_file import profile_for, usual_place, write_profile
 from flows.planning.profile_identity import profile_identity
+from flows.planning.profiled_learner import ProfilingFailed
 from flows.planning.run_overheads import newest_overheads, overheads_of
 from flows.plans.pace_of_run import pace_of_run
 from flows.run.checks import check, check_context
@@ -15,6 +16,7 @@ from flows.run.inspection import inspect_built
 from flows.run.locations import known_places
 from flows.run.request import RunRequest
 from flows.run.start_model import model_at_hand, prepare_model
+from schemas.loading import load_run_file
 from schemas.profile import OverheadsProfile, Profile
 
 ShareOfWork = Callable[[float, str], None]
@@ -41,6 +43,13 @@ def profile_of_run(
     """Return the file with the profile that is asked for, and whether it was made now."""
     from flows.planning.measuring import measure
 
+    engine = load_run_file(asked.runfile, asked.overrides).generator
+    if engine.computes_elsewhere:
+        raise ProfilingFailed(
+            f"generator.engine is {engine.engine}: a server tells of tokens and not of decode steps, so they "
+            "can't be timed. On a machine like the server's, profile the run file with generator.engine: "
+            "vllm, and name the file at placement.machines.NAME.profile: plans with servers take it"
+        )
     spec = check(RunRequest(asked.runfile, asked.overrides))
     run = (asked.run, overheads_of(asked.run)) if asked.run else newest_overheads(spec)
     built = model_at_hand(spec) is None

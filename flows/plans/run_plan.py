@@ -72,6 +72,8 @@ def plan_run(
 ) -> RunPlan:  # fmt: skip
     """Return the best plan. Raises PlanError if nothing can work, or nothing meets the deadline."""
     say("splits of the machines", 0, 1)
+    # a server keeps its memory while it rests
+    may_take_turns = may_take_turns and not inputs.spec.generator.computes_elsewhere
     allocator = MachineAllocator(inputs.pools, inputs.times, inputs.demand, may_take_turns=may_take_turns)
     estimates = allocator.estimates(goal)
     planner = _Planner(inputs, goal, seed, say)

@@ -38,6 +38,10 @@ class SlowerEngines:
         """Return the times of a trainer."""
         return self.of.learner(hardware, devices)
 
+    def trainer_problem(self, hardware: str, devices: int) -> str:
+        """Return why a trainer with so many devices has no room; empty: it has."""
+        return self.of.trainer_problem(hardware, devices)
+
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples a generator draws at once that takes turns with the trainer."""
         return self.of.slots_in_turns(hardware, tensor_parallel)

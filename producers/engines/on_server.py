@@ -1,24 +1,24 @@
 """The engine `served`: its samples are drawn by a server of vLLM, which may be on another machine.
 
 submit ──► a streamed request each ──► tokens and logprobs, checked line by line
-prepare ─► the patch in pieces ──────► the server's worker prepares it while the server draws
-           (on one machine the worker reads it in the engine's memory)
+prepare ─► the patch as it is ───────► the server's workers prepare it while the server draws
+           (on one machine they read it in the engine's memory)
 install ─► pause ─ count ─ put in place ─ resume ──► hashed by the worker beside its steps
 
-The server belongs to one generator. Whether it is still there, and still the same start of it, is asked every
-few seconds: a server that was started anew has other weights.
+The server belongs to one generator, whose claim goes with each request: without it nothing changes there.
+Whether the server is still there, and still the same start of it, is asked every few seconds: one that was
+started anew has other weights.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ import numpy as np
 from blake3 import blake3
 
 from infra.end_tokens import end_tokens
+from infra.files.sealed_memory import new_memory, seal
 from infra.weights.adapter_tensors import Merging
 from infra.weights.bits import model_of
 from infra.weights.digest import model_digests, root_digest
@@ -39,8 +40,11 @@ from producers.engines.pace import StepTimes
 from producers.engines.server_checks import check_facts, check_trials, trials_for
 from producers.engines.server_facts import (
     CLAIM_AGAIN_S,
+    CLAIM_PATH,
+    DIGEST_BYTES,
     FILE_AWAY,
-    PATCH_PIECE,
+    PATCH_PATH,
+    RELEASE_PATH,
     ServerFacts,
     WeightsState,
     answer_to,
@@ -55,6 +59,7 @@ from schemas.runspec import RunSpec
 _SEED_BITS = 62  # of a request's seed: vLLM takes signed numbers of 64 bits
 _AGAIN_S, _LONGEST_AGAIN_S = 0.02, 0.5  # between two looks at what a worker does
 _PACED_S = 0.1  # of tokens that one look at the pace counts
+_SENT = 1 << 20  # bytes of a patch that are handed to a connection at a time
 _PROFILE_S = 1.5
 _PROFILED = 12  # tokens of each sample of a profile
 
@@ -126,7 +131,7 @@ class ServedEngine:
 
     def _take(self) -> None:
         self._start = self._claim()
-        self._facts: ServerFacts = self._read(ServerFacts, self._link.call("server_facts"))
+        self._facts: ServerFacts = self._read(ServerFacts, self._link.facts())
         check_facts(self._facts, self._spec, self._model, self._link)
         self._clear()
         self._renewing = self._link.start(self._renew())
@@ -140,19 +145,24 @@ class ServedEngine:
         until = time.monotonic() + self._deadline
         while True:
             try:
-                claimed = self._link.call("claim_server", key=self._key, name=self._name)
-                return str(self._read(dict[str, str], claimed)["start"])
+                start = str(self._read(dict[str, str], self._link.post(CLAIM_PATH, self._claiming))["start"])
+                self._link.claim = self._key
+                return start
             except EngineError as error:
                 waits = isinstance(error, ServerAway) or "belongs to" in str(error)
                 if not waits or time.monotonic() > until:
                     raise
             time.sleep(_LONGEST_AGAIN_S)
 
+    @property
+    def _claiming(self) -> dict[str, str]:
+        return {"claim": self._key, "name": self._name}
+
     def _clear(self) -> None:
         """End what another generator may have left behind, and begin with weights anew."""
         self._link.post("/abort_requests", {})
         self._link.post("/resume")
-        self._link.call("end_update", key=self._key)
+        self._link.call("end_update")
         shapes = {name: list(shape) for name, shape in ModelFolder(self._model).shapes.items()}
         slicing = Slicing.for_engine(Path(self._model), self._layout)
         heads, kv_heads = (slicing.heads, slicing.kv_heads) if slicing else (0, 0)
@@ -164,7 +174,7 @@ class ServedEngine:
         while True:
             await asyncio.sleep(CLAIM_AGAIN_S)
             try:
-                claimed = await self._link.called("claim_server", key=self._key, name=self._name)
+                claimed = await self._link.ask("POST", CLAIM_PATH, self._claiming)
                 if claimed != {"start": self._start}:
                     self._streams.fail(self._link.wrong("was started anew: its weights are gone"))
             except EngineError as error:
@@ -264,45 +274,45 @@ class ServedEngine:
 
     def prepare(self, patch: Patch) -> None:
         self._link.post("/start_weight_update")
-        if self._facts.machine == this_machine() and self._lent(patch):
-            return
-        at = 0
-        for piece in _pieces(patch):
-            data = base64.b64encode(piece).decode()
-            self._send_update({"at": at, "data": data})
-            at += len(piece)
-        self._finish_update(patch.root)
+        if self._facts.machine != this_machine() or not self._lent(patch):
+            self._send(patch)
+        self._link.post("/finish_weight_update", {})
+        self._await_states("prepare weights", lambda state: state.prepared == patch.root)
+        self._prepared = patch.root
+
+    def _send(self, patch: Patch) -> None:
+        """Send a patch as it is, and its hash."""
+        size = sum(memoryview(piece).nbytes for piece in patch_pieces(patch)) + DIGEST_BYTES
+        try:
+            self._link.send(PATCH_PATH, _with_digest(patch), size)
+        except EngineError:
+            with contextlib.suppress(EngineError):  # it is gone, or somebody else's
+                self._link.call("end_update")  # else vLLM would let no other one begin
+            raise
 
     def _lent(self, patch: Patch) -> bool:
         """Let a server on this machine read the patch in our memory. Return whether it may do that."""
-        with os.fdopen(os.memfd_create("patch"), "wb") as file:
+        with os.fdopen(new_memory("patch"), "wb") as file:
             for part in patch_pieces(patch):
                 file.write(part)
             file.flush()
+            seal(file.fileno())
+            place = {"file": f"/proc/{os.getpid()}/fd/{file.fileno()}"}
             try:
-                self._send_update({"at": 0, "data": "", "file": f"/proc/{os.getpid()}/fd/{file.fileno()}"})
+                self._link.post("/update_weights", {"update_info": place})
             except EngineError as error:
                 if FILE_AWAY not in str(error):
                     raise
                 self._link.post("/start_weight_update")
                 return False
-            self._finish_update(patch.root)
         return True
-
-    def _send_update(self, info: dict[str, object]) -> None:
-        self._link.post("/update_weights", {"update_info": info})
-
-    def _finish_update(self, root: str) -> None:
-        self._link.post("/finish_weight_update", {})
-        self._await_states("prepare weights", lambda state: state.prepared == root)
-        self._prepared = root
 
     def install(self, *, recompute: bool) -> dict[str, int]:
         root = self._prepared
         self._link.post("/pause?mode=keep&clear_cache=false")
-        drawn = self._read(dict[str, int], self._link.call("drawn_tokens", key=self._key))
+        drawn = self._read(dict[str, int], self._link.call("drawn_tokens"))
         self._link.wait_for(self._streams.caught_up(drawn), "send the tokens that it has drawn")
-        self._link.call("install_patch", key=self._key, root=root)
+        self._link.call("install_patch", root=root)
         if recompute:
             # All running samples are preempted: the next step prefills their prompts and tokens.
             self._link.post("/reset_prefix_cache?reset_running_requests=true")
@@ -342,7 +352,7 @@ class ServedEngine:
         """Wait until the state of each worker's weights is the one that is wanted."""
         until, again_s, pause = time.monotonic() + self._deadline, _AGAIN_S, threading.Event()
         while True:
-            said = self._link.call_all("weights_state", key=self._key)
+            said = self._link.call_all("weights_state")
             states: list[WeightsState] = [self._read(WeightsState, one) for one in said]
             for state in states:
                 if state.error:
@@ -373,21 +383,18 @@ class ServedEngine:
             self._renewing.cancel()
         self._streams.cancel([one.name for one in self._streams.answers])
         with contextlib.suppress(EngineError):  # it is gone, or somebody else's
-            self._link.call("release_server", key=self._key)
+            if self._link.claim:
+                self._link.post(RELEASE_PATH)
         self._link.close()
 
 
-def _pieces(patch: Patch) -> Iterator[bytes]:
-    """Yield the file of a patch in pieces of one size."""
-    held = bytearray()
-    for part in patch_pieces(patch):
-        view = memoryview(part)
-        while view:
-            room = PATCH_PIECE - len(held)
-            held += view[:room]
-            view = view[room:]
-            if len(held) == PATCH_PIECE:
-                yield bytes(held)
-                held.clear()
-    if held:
-        yield bytes(held)
+async def _with_digest(patch: Patch) -> AsyncIterator[bytes]:
+    """Yield the file of a patch and the hash of it, some bytes at a time."""
+    hasher = blake3()
+    for piece in patch_pieces(patch):
+        view = memoryview(piece)
+        for begin in range(0, view.nbytes, _SENT):
+            part = bytes(view[begin : begin + _SENT])
+            hasher.update(part)
+            yield part
+    yield hasher.digest()

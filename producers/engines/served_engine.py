@@ -44,6 +44,7 @@ class ServedSettings(EngineSettings):
 
     free_on_resume: ClassVar[frozenset[str]] = frozenset({"urls"})
     on_gpu: ClassVar[bool] = False
+    computes_elsewhere: ClassVar[bool] = True
     draws_again: ClassVar[bool] = False
 
     urls: list[ServerUrl] = Field(

@@ -161,6 +161,8 @@ def wrong_facts(facts: ServerFacts, spec: RunSpec, model: str) -> list[str]:
         "it splits prompts, and on a CPU vLLM can't wind a seed back: --no-enable-chunked-prefill":
             facts.chunked_prefill and facts.device == "cpu",
         "it has pipeline or data parallelism: start it without": facts.workers != facts.ranks,
+        f"it has {facts.front_ends} processes that answer, and a claim is held by one: --api-server-count 1":
+            facts.front_ends != 1,
         f"it has {facts.ranks} ranks of tensor parallelism: --tensor-parallel-size {spec.generator.devices}, "
         f"or set generator.tensor_parallel: {facts.ranks}": facts.ranks != spec.generator.devices,
         "it has expert parallelism, and here slices of each expert are expected: start it without "

@@ -10,11 +10,15 @@ from typing import Any
 
 import msgspec
 
-CONTRACT = 1  # of the two ends; another number is refused
+CONTRACT = 2  # of the two ends; another number is refused
 BACKEND = "streamrl"  # the name in the server's --weight-transfer-config
 ID_PREFIX = "generate-tokens-"  # vLLM puts it before a request's id
-FILE_AWAY = "the patch's file can't be opened here"  # said by a worker that gets pieces after that
-PATCH_PIECE = 4 << 20  # bytes of a patch in one request
+FILE_AWAY = "the patch's file can't be opened here"  # said by a worker
+CLAIM_PATH, RELEASE_PATH = "/streamrl/claim", "/streamrl/release"
+FACTS_PATH, PATCH_PATH = "/streamrl/facts", "/streamrl/patch"
+CLAIM_HEADER = "X-StreamRL-Claim"  # of all requests that change a server
+DIGEST_BYTES = 32  # of the hash behind a patch
+SENDER_SILENT_S = 30.0  # after which a sender is taken to be gone that has more to send
 CLAIM_S = 15.0  # for which a server belongs to the generator that was heard last
 CLAIM_AGAIN_S = 3.0  # how often that generator is heard
 
@@ -28,6 +32,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     vllm: str
     device: str
     dtype: str
+    front_ends: int  # processes that answer HTTP
     workers: int  # of tensor, pipeline and data parallelism together
     ranks: int  # of tensor parallelism
     whole_experts: bool = False  # whether these ranks divide experts, and not each one's tensors

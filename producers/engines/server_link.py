@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from producers.engines.engine import EngineError
+from producers.engines.server_facts import CLAIM_HEADER, FACTS_PATH
 from schemas.importing import said
 
 KEY_VARIABLE = "STREAMRL_SERVER_KEY"
@@ -24,6 +25,7 @@ _LARGEST = 64 << 20  # bytes of an answer: the hashes of many tensors
 _QUOTED = 400  # characters of an answer that a message repeats
 _CONNECT_S = 10.0
 _LONGEST_LINE = 256 << 10  # bytes of a line of a stream
+_SLOWEST = 1 << 20  # bytes a second that a link carries at the least
 
 _Result = TypeVar("_Result")
 
@@ -38,6 +40,7 @@ class ServerLink:
     def __init__(self, url: str, *, key: str, deadline_s: float) -> None:
         """`key`: the server's `--api-key`; empty: it has none."""
         self.url, self._key, self.deadline_s = url.rstrip("/"), key.strip(), deadline_s
+        self.claim = ""  # of the server: goes with all requests
         if not self._key.isprintable():
             raise EngineError(f"{KEY_VARIABLE} holds characters that no key may have")
         self._loop = asyncio.new_event_loop()
@@ -69,11 +72,13 @@ class ServerLink:
         """Begin some work in the link's thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def wait_for(self, work: Coroutine[Any, Any, _Result], what: str) -> _Result:
+    def wait_for(
+        self, work: Coroutine[Any, Any, _Result], what: str, within_s: float | None = None
+    ) -> _Result:
         """Do some work in the link's thread, and return its result."""
         under_way = self.start(work)
         try:
-            return under_way.result(self.deadline_s + _CONNECT_S)
+            return under_way.result((within_s or self.deadline_s) + _CONNECT_S)
         except TooLate:
             under_way.cancel()
             raise self.late(what) from None
@@ -90,23 +95,36 @@ class ServerLink:
         """Return what a POST answers."""
         return self.wait_for(self.ask("POST", path, body), f"answer POST {path}")
 
+    def facts(self) -> Any:
+        """Return what a server says of itself: no claim is needed."""
+        return self._results(self.get(FACTS_PATH), "server_facts")[0]
+
+    def send(self, path: str, content: AsyncIterator[bytes], size: int) -> Any:
+        """Return what a POST answers whose body is so many bytes as they are."""
+        within_s = self.deadline_s + size / _SLOWEST
+        sending = self._sent(path, content, size, within_s)
+        return self.wait_for(sending, f"take {size} bytes at {path}", within_s)
+
+    async def _sent(self, path: str, content: AsyncIterator[bytes], size: int, within_s: float) -> Any:
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        return await self._within(within_s, "POST", path, content, headers)
+
     def call(self, method: str, **arguments: object) -> Any:
         """Call a method of StreamRL's in the server's workers. Return what the first one answers.
 
         Raises EngineError with what one of them refuses.
         """
-        return self.wait_for(self.called(method, **arguments), f"answer {method}")
+        return self.call_all(method, **arguments)[0]
 
     def call_all(self, method: str, **arguments: object) -> list[Any]:
         """Like `call`, and return what each worker answers, in their order."""
         return self.wait_for(self._called_all(method, **arguments), f"answer {method}")
 
-    async def called(self, method: str, **arguments: object) -> Any:
-        """Do the work of `call`, in the link's thread."""
-        return (await self._called_all(method, **arguments))[0]
-
     async def _called_all(self, method: str, **arguments: object) -> list[Any]:
         answer = await self.ask("POST", "/collective_rpc", {"method": method, "kwargs": arguments})
+        return self._results(answer, method)
+
+    def _results(self, answer: Any, method: str) -> list[Any]:
         results = answer.get("results") if isinstance(answer, dict) else None
         if not isinstance(results, list) or not results or any(not isinstance(one, dict) for one in results):
             raise self.wrong(f"answers {method} with {str(answer)[:_QUOTED]}")
@@ -118,9 +136,16 @@ class ServerLink:
 
     async def ask(self, method: str, path: str, body: object) -> Any:
         """Send a request and return the answer's JSON, in the link's thread."""
+        data = None if body is None else io.BytesIO(msgspec.json.encode(body))
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        return await self._within(self.deadline_s, method, path, data, headers)
+
+    async def _within(
+        self, seconds: float, method: str, path: str, data: object, headers: dict[str, str]
+    ) -> Any:
         try:
-            async with asyncio.timeout(self.deadline_s):
-                return await self._asked(method, path, body)
+            async with asyncio.timeout(seconds):
+                return await self._asked(method, path, data, headers)
         except aiohttp.ServerTimeoutError:  # it is a TimeoutError, too
             raise ServerAway(f"no server answers at {self.url} within {_CONNECT_S:.0f} s") from None
         except TimeoutError:
@@ -130,9 +155,9 @@ class ServerLink:
         except aiohttp.ClientError as error:
             raise self.wrong(f"broke off while it answered {method} {path}: {said(error)}") from None
 
-    async def _asked(self, method: str, path: str, body: object) -> Any:
-        data = None if body is None else io.BytesIO(msgspec.json.encode(body))
-        headers = {} if body is None else {"Content-Type": "application/json"}
+    async def _asked(self, method: str, path: str, data: object, headers: dict[str, str]) -> Any:
+        if self.claim:
+            headers = headers | {CLAIM_HEADER: self.claim}
         async with self.session.request(
             method, self.url + path, data=data, headers=headers, allow_redirects=False
         ) as response:
@@ -159,11 +184,17 @@ class ServerLink:
         text = _quoted(content)
         if status == 401:
             return self.wrong(f"refuses the key: set {KEY_VARIABLE} to its --api-key", lasting=True)
+        if status == 404 and path.startswith("/streamrl"):
+            return self.wrong(
+                f"has no {path}: start it with --middleware streamrl.serving.ServerDoor", lasting=True
+            )
+        if status == 409:
+            return self.wrong(f"says: {_reason(content)}")
         if status == 404 and not path.startswith("/inference"):
             return self.wrong(f"has no {path}: start it with VLLM_SERVER_DEV_MODE=1", lasting=True)
         if status in (403, 404):
             return self.wrong(f"has no {path}: start it with --enable-scale-out", lasting=True)
-        if path == "/collective_rpc" and "has no attribute" in text:
+        if path in ("/collective_rpc", FACTS_PATH) and "has no attribute" in text:
             return self.wrong(
                 "has no part of StreamRL: start it with --worker-extension-cls streamrl.serving.ServedWorker",
                 lasting=True,
@@ -189,6 +220,14 @@ class ServerLink:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _reason(content: bytes) -> str:
+    """Return the error that the part of StreamRL in a server answers with."""
+    try:
+        return str(msgspec.json.decode(content)["error"])[:_QUOTED]
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
+        return _quoted(content)
 
 
 def _quoted(content: bytes) -> str:

@@ -1,7 +1,9 @@
 """The part of StreamRL that runs in a server of vLLM: it takes patches of weights, and says what is held.
 
-POST /start_weight_update, /update_weights ×n, /finish_weight_update ──► prepared in a thread beside steps
+POST /start_weight_update, /update_weights, /finish_weight_update ──► prepared in a thread beside steps
 POST /collective_rpc install_patch, while the server is paused ──► put in place, hashed in the thread
+
+`server_door.py` lets in those calls alone that come from the generator that the server belongs to.
 
 `vllm serve` imports this module in its worker, before it loads the model. The import adds a backend to vLLM's
 weight transfer, and on CPUs makes vLLM use layers whose weights can be replaced.
@@ -9,10 +11,8 @@ weight transfer, and on CPUs makes vLLM use layers whose weights can be replaced
 
 from __future__ import annotations
 
-import base64
 import os
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,10 +42,8 @@ from producers.engines.prefill_bits import use_one_kernel
 from producers.engines.scatter import HeldWeights
 from producers.engines.server_facts import (
     BACKEND,
-    CLAIM_S,
     CONTRACT,
     ID_PREFIX,
-    PATCH_PIECE,
     ServerFacts,
     WeightsState,
     this_machine,
@@ -75,19 +73,17 @@ class PatchTarget(WeightTransferInitInfo):
 
 
 @dataclass
-class PatchPiece(WeightTransferUpdateInfo):
-    """Some bytes of a patch."""
+class PatchPlace(WeightTransferUpdateInfo):
+    """The place of a patch: a file in the memory of a process on this machine."""
 
-    at: int
-    data: str  # base64
-    file: str = ""  # or, on the same machine: a file in memory, with the whole patch
+    file: str
 
 
-class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
+class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPlace]):
     """Takes patches, writes them into the weights in place, and hashes what is held then."""
 
     init_info_cls = PatchTarget
-    update_info_cls = PatchPiece
+    update_info_cls = PatchPlace
     supports_draft_weight_update = False
 
     def __init__(self, *arguments: Any) -> None:
@@ -124,24 +120,22 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
         self._checked = True
 
     def start_weight_update(self) -> None:
-        """Begin a patch. One of which only some pieces came is dropped."""
+        """Begin a patch. One that was never finished is dropped."""
         self._drop_staged()
-        ranks = 1 if self._slicing is None else self._slicing.ranks  # each gets the patch of whole tensors
-        self._staged = StagedPatch(2 * ranks * sum(one.nbytes for one in self.model.parameters()) + _SPARE)
+
+    def patch_limit(self) -> int:
+        """Return how many bytes a patch can have: each rank gets that of whole tensors."""
+        ranks = get_tensor_model_parallel_world_size()
+        return 2 * ranks * sum(one.nbytes for one in self.model.parameters()) + _SPARE
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Take a piece. vLLM's own method would also wait for a GPU, which CPUs have none of."""
+        """Open a patch. vLLM's own method would also wait for a GPU, which CPUs have none of."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: PatchPiece) -> None:
-        """Take a piece."""
-        assert self._staged is not None, "no patch has begun"
-        if update_info.file:
-            self._staged.take(update_info.file)
-            return
-        if len(update_info.data) > 2 * PATCH_PIECE:
-            raise EngineError(f"a piece of a patch has more than {PATCH_PIECE} bytes")
-        self._staged.add(update_info.at, base64.b64decode(update_info.data, validate=True))
+    def receive_weights(self, update_info: PatchPlace) -> None:
+        """Open a patch: all ranks map the same memory."""
+        self._drop_staged()
+        self._staged = StagedPatch(update_info.file, self.patch_limit())
 
     def finish_weight_update(self) -> None:
         """Prepare the patch that has come, in a thread beside steps. `install` puts it in place.
@@ -212,22 +206,6 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPiece]):
 WeightTransferEngineFactory.register_engine(BACKEND, PatchTransfer)
 
 
-class _Owner:
-    """The generator that a server belongs to: one server serves one generator."""
-
-    def __init__(self) -> None:
-        self.key, self.name, self.heard_at = "", "", 0.0
-
-    def is_another(self, key: str) -> bool:
-        """Whether the server belongs to another generator, which was heard lately."""
-        return bool(self.key) and self.key != key and time.monotonic() - self.heard_at < CLAIM_S
-
-    def hear(self, key: str, name: str) -> None:
-        """Note that a generator has this server."""
-        self.key, self.name, self.heard_at = key, name, time.monotonic()
-
-
-_owner = _Owner()
 _Answer = dict[str, Any]
 
 
@@ -253,62 +231,42 @@ class ServedWorker:
         transfers = isinstance(self.weight_transfer_engine, PatchTransfer)
         return _answered(lambda: _facts(self.vllm_config, self.model_runner, transfers=transfers))
 
-    def claim_server(self, key: str, name: str) -> _Answer:
-        """Let a generator have this server, or say who has it."""
+    def patch_limit(self) -> _Answer:
+        """Return how many bytes a patch can have."""
+        return _answered(lambda: self._transfer().patch_limit())
 
-        def claim() -> dict[str, str]:
-            if _owner.is_another(key):
-                raise EngineError(f"it belongs to {_owner.name}")
-            _owner.hear(key, name)
-            return {"start": _START}
-
-        return _answered(claim)
-
-    def release_server(self, key: str) -> _Answer:
-        """Let another generator have this server."""
-        return self._for_owner(key, lambda: _owner.hear("", ""))
-
-    def end_update(self, key: str) -> _Answer:
+    def end_update(self) -> _Answer:
         """End an update of weights that another generator has left unfinished."""
 
         def end() -> None:
             if self._weight_update_active:
                 self.finish_weight_update()
 
-        return self._for_owner(key, end)
+        return _answered(end)
 
-    def drawn_tokens(self, key: str) -> _Answer:
+    def drawn_tokens(self) -> _Answer:
         """Return the tokens of each unfinished request. The server is paused, so the numbers stay."""
         runner = self.model_runner
-        return self._for_owner(
-            key,
+        return _answered(
             lambda: {
                 name[len(ID_PREFIX) : -_SUFFIX]: len(request.output_token_ids)
                 for name, request in runner.requests.items()
                 if name.startswith(ID_PREFIX)
-            },
+            }
         )
 
-    def weights_state(self, key: str) -> _Answer:
+    def weights_state(self) -> _Answer:
         """Return the state of the weights."""
-        return self._for_owner(key, lambda: self._transfer().state())
+        return _answered(lambda: self._transfer().state())
 
-    def install_patch(self, key: str, root: str) -> _Answer:
+    def install_patch(self, root: str) -> _Answer:
         """Put the prepared weights in place. The server is paused."""
-        return self._for_owner(key, lambda: self._transfer().install(root))
+        return _answered(lambda: self._transfer().install(root))
 
     def _transfer(self) -> PatchTransfer:
         if not isinstance(self.weight_transfer_engine, PatchTransfer):
             raise EngineError(f'it lacks --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'')
         return self.weight_transfer_engine
-
-    def _for_owner(self, key: str, work: Callable[[], object]) -> _Answer:
-        def checked() -> object:
-            if _owner.key != key:
-                raise EngineError(f"it belongs to {_owner.name or 'no generator'}")
-            return work()
-
-        return _answered(checked)
 
 
 def _facts(config: Any, runner: Any, *, transfers: bool) -> ServerFacts:
@@ -316,7 +274,9 @@ def _facts(config: Any, runner: Any, *, transfers: bool) -> ServerFacts:
     return ServerFacts(
         contract=CONTRACT, machine=this_machine(), start=_START, vllm=vllm.__version__,
         device=str(runner.device.type),
-        dtype=str(model.dtype).removeprefix("torch."), workers=config.parallel_config.world_size_across_dp,
+        dtype=str(model.dtype).removeprefix("torch."),
+        front_ends=getattr(config.parallel_config, "_api_process_count", 1),
+        workers=config.parallel_config.world_size_across_dp,
         ranks=config.parallel_config.tensor_parallel_size,
         whole_experts=bool(config.parallel_config.enable_expert_parallel),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len, slots=scheduler.max_num_seqs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import threading
 from collections.abc import Callable
@@ -14,11 +13,19 @@ from typing import Any
 import msgspec
 import numpy as np
 from aiohttp import web
+from blake3 import blake3
 
 from infra.weights.bits import Bits
 from infra.weights.digest import model_digests
 from infra.weights.patch import read_patch
-from producers.engines.server_facts import CONTRACT, FILE_AWAY, ID_PREFIX, ServerFacts
+from producers.engines.server_facts import (
+    CLAIM_HEADER,
+    CONTRACT,
+    DIGEST_BYTES,
+    FILE_AWAY,
+    ID_PREFIX,
+    ServerFacts,
+)
 
 VOCABULARY = 24
 LOGITS = np.linspace(0.0, 3.0, VOCABULARY)
@@ -30,7 +37,7 @@ def honest_facts(config: dict[str, Any], **others: Any) -> ServerFacts:
     plain: dict[str, Any] = {
         "contract": CONTRACT, "start": "first", "machine": "another",
         "vllm": "0.32.0", "device": "cpu", "dtype": "float32",
-        "workers": 1, "ranks": 1, "vocabulary": VOCABULARY, "longest": 256, "slots": 16,
+        "front_ends": 1, "workers": 1, "ranks": 1, "vocabulary": VOCABULARY, "longest": 256, "slots": 16,
         "logprobs_mode": "processed_logprobs", "prefix_caching": False, "chunked_prefill": False,
         "priorities": True, "quantization": "", "adapters": False, "speculation": False, "transfers": True,
         "counts_tokens": True, "config": config,
@@ -79,7 +86,7 @@ class LyingServer:
 
     async def _listen(self) -> str:
         self._runs.set()
-        app = web.Application(client_max_size=8 << 20)
+        app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -95,22 +102,32 @@ class LyingServer:
         self._loop.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json() if request.can_read_body else {}
         self.calls.append(request.path)
+        if request.path == "/streamrl/patch":
+            return await self._take_patch(request)
+        body = await request.json() if request.can_read_body else {}
         if request.path == "/inference/v1/generate":
             return await self._generate(request, body)
-        key = body.get("method", request.path)
+        own = request.path.removeprefix("/streamrl/")
+        key = {"facts": "server_facts", "claim": "claim_server"}.get(own, body.get("method", request.path))
         self.calls.append(key)
         if key in self.how.answers:
             found = self.how.answers[key]
             return await found(request) if callable(found) else web.json_response(found)
-        if request.path == "/collective_rpc":
+        if key == "claim_server":
+            return self._claim(body)
+        if key != "server_facts" and request.headers.get(CLAIM_HEADER) != self._owner:
+            return web.json_response({"error": "it belongs to another"}, status=409)
+        if request.path == "/streamrl/release":
+            self._owner = ""
+            return web.json_response({})
+        if request.path in ("/collective_rpc", "/streamrl/facts"):
             work = getattr(self, f"_{key}", None)
             if work is None:
                 error = {"error": {"message": f"'CPUWorker' object has no attribute '{key}'"}}
                 return web.json_response(error, status=500)
             try:
-                result = {"result": work(**body["kwargs"])}
+                result = {"result": work(**body.get("kwargs", {}))}
             except ValueError as error:
                 result = {"error": str(error)}
             return web.json_response({"results": [result]})
@@ -129,9 +146,7 @@ class LyingServer:
         elif path == "/start_weight_update":
             self._staged.clear()
         elif path == "/update_weights":
-            info = body["update_info"]
-            file = info.get("file")
-            self._staged += Path(file).read_bytes() if file else base64.b64decode(info["data"])
+            self._staged += Path(body["update_info"]["file"]).read_bytes()
         elif path == "/finish_weight_update":
             file = self._folder / "staged"
             file.write_bytes(self._staged)
@@ -142,26 +157,31 @@ class LyingServer:
     def _server_facts(self) -> Any:
         return msgspec.to_builtins(self.facts)
 
-    def _claim_server(self, key: str, name: str) -> Any:
-        if self._owner not in ("", key):
-            raise ValueError("it belongs to another")
-        self._owner = key
-        return {"start": self.how.start}
+    def _claim(self, body: dict[str, str]) -> web.Response:
+        if self._owner not in ("", body["claim"]):
+            return web.json_response({"error": "it belongs to another"}, status=409)
+        self._owner = body["claim"]
+        return web.json_response({"start": self.how.start})
 
-    def _release_server(self, key: str) -> None:
-        self._owner = ""
+    async def _take_patch(self, request: web.Request) -> web.Response:
+        content = await request.read()
+        body, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+        if blake3(body).digest() != digest or request.headers.get(CLAIM_HEADER) != self._owner:
+            return web.json_response({"error": "another hash, or no claim"}, status=400)
+        self._staged += body
+        return web.json_response({})
 
-    def _end_update(self, key: str) -> None:
+    def _end_update(self) -> None:
         self._staged.clear()
 
-    def _drawn_tokens(self, key: str) -> Any:
+    def _drawn_tokens(self) -> Any:
         return {name: len(drawn) for name, drawn in self._drawn.items() if drawn}
 
-    def _install_patch(self, key: str, root: str) -> None:
+    def _install_patch(self, root: str) -> None:
         self._prepared.apply(self._model)
         self._root, self._prepared = root, None
 
-    def _weights_state(self, key: str) -> Any:
+    def _weights_state(self) -> Any:
         prepared = self._prepared.root if self._prepared else None
         digests = model_digests(self._model) if self._root else None
         return {"root": self._root, "prepared": prepared, "digests": digests, "error": ""}

@@ -7,12 +7,15 @@ import signal
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 from transformers import AutoModelForCausalLM
 
 from consumers.batches.micro_batches import micro_batch
@@ -27,7 +30,7 @@ from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest, en
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.on_server import ServedEngine
 from producers.engines.remote import RemoteEngine
-from producers.engines.server_link import KEY_VARIABLE
+from producers.engines.server_link import KEY_VARIABLE, ServerLink
 from producers.stopping import stopping_of
 from schemas.rank_layout import RankLayout
 from schemas.runspec import RunSpec
@@ -166,6 +169,8 @@ def test_a_server_of_two_ranks_has_slices_of_the_weights(
         made = engine_of(str(model), spec_of(two, generator=generator))
         assert isinstance(made, ServedEngine)
         for before, held, since, root in (({}, old, None, "zero"), (model_of(old), new, "zero", "one")):
+            if since:  # as from another machine: both ranks map what came over HTTP
+                made._facts = msgspec.structs.replace(made._facts, machine="another")
             made.prepare(PatchFile(before, model_of(held), since=since, root=root).read())
             made.install(recompute=False)
             assert made.digests() == slices.of(model_of(held), digests_of(held))
@@ -208,7 +213,7 @@ def test_answers_depend_on_their_seeds_alone_and_have_the_learners_logprobs(
 def test_a_delta_is_installed_while_samples_run(
     engine: ServedEngine, model: Path, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the file in memory, and in pieces as from another machine."""
+    """By the file in memory, and over HTTP as from another machine."""
     if recompute:
         monkeypatch.setattr("producers.engines.on_server.this_machine", lambda: "another")
     old, new = weights(model, 0), weights(model, 0)
@@ -338,10 +343,42 @@ def test_what_does_not_fit_is_named_with_its_flag(
         engine_of(str(model), spec_of(server))
 
 
+CHANGING = (
+    "/start_weight_update", "/update_weights", "/finish_weight_update", "/init_weight_transfer_engine",
+    "/shutdown_weight_transfer_engine", "/pause", "/resume", "/abort_requests", "/update_weight_version",
+    "/reset_prefix_cache", "/sleep", "/wake_up", "/collective_rpc", "/v1/load_lora_adapter",
+    "/streamrl/patch",
+)  # fmt: skip
+
+
 def test_one_server_serves_one_generator(engine: ServedEngine, server: VllmServer, model: Path) -> None:
     with pytest.raises(EngineError, match="it belongs to a generator of run test on"):
         engine_of(str(model), spec_of(server, deadlines={"start_s": 2.0}))
-    run(engine, [request(1)])
+    requests = [request(number, 200, endless=True) for number in range(4)]
+    begin(engine, requests)
+    with closing(ServerLink(server.url, key=KEY, deadline_s=20).open()) as outsider:
+        for claim in ("", "c" * 32):
+            outsider.claim = claim
+            for path in CHANGING:
+                with pytest.raises(EngineError, match=f"belongs to a generator of run test .* POST {path}"):
+                    outsider.post(path, {})
+        assert outsider.facts()["slots"] == 16
+    assert rest(engine, 4).keys() == {one.id for one in requests}
+    assert engine.digests() == digests_of(weights(model, 0))
+
+
+def test_a_patch_that_was_damaged_on_its_way_changes_nothing(
+    engine: ServedEngine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine._facts = msgspec.structs.replace(engine._facts, machine="another")
+    new = make_patch(weights(model, 1), "one").read()
+    with monkeypatch.context() as lie:
+        lie.setattr("producers.engines.on_server.blake3", lambda: blake3(b"of something else"))
+        with pytest.raises(EngineError, match=r"with status 400: .*its bytes have another hash"):
+            engine.prepare(new)
+    engine.prepare(new)
+    engine.install(recompute=False)
+    assert engine.digests() == digests_of(weights(model, 1))
 
 
 def test_a_whole_run(server: VllmServer, model: Path, tmp_path: Path, kafka: str) -> None:

@@ -10,16 +10,20 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.planning.allocating import PlanGoal
 from flows.planning.hardware import HARDWARE
 from flows.planning.machine_pools import PlanError
 from flows.planning.model_shape import ShapeError, shape_of
 from flows.planning.profile_file import write_profile
 from flows.planning.profile_identity import WrongProfile, profiled_settings
 from flows.planning.profile_times import measured_engine, measured_learner
+from flows.planning.profiled_learner import ProfilingFailed
 from flows.planning.table_times import TableTimes
 from flows.plans.measured_times import MeasuredTimes
 from flows.plans.named_profiles import HardwareProfile, hardware_of_profile, named_profiles
 from flows.plans.planning_inputs import planning_inputs
+from flows.plans.profiling import ProfileAsked, profile_of_run
+from flows.plans.run_plan import plan_run
 from schemas.loading import load_run_file
 from schemas.profile import Profile
 from schemas.runspec import RunSpec
@@ -199,3 +203,31 @@ def test_a_profile_that_is_not_there_is_named(run_file: Path) -> None:
     result = CliRunner().invoke(app, ["plan", str(run_file), *wrong])
     assert result.exit_code in (2, 3)
     assert "no.yaml: no such file" in result.output.replace("\n", " ")
+
+
+SERVED = ["generator.engine=served", "placement.machines.near.use=[generate, train]"]
+
+
+def test_a_plan_with_servers_takes_a_profile_of_another_engine_and_no_turns(run_file: Path) -> None:
+    """A server keeps its memory while it rests, so nothing else fits there."""
+    spec = load_run_file(str(run_file), SERVED)
+    inputs = planning_inputs(spec)
+    assert inputs.times.engine_source("H100", 1, 8).startswith("measured")
+    plan = plan_run(inputs, PlanGoal())
+    assert not any(one.split.takes_turns for one in (plan.chosen, *plan.others))
+    with pytest.raises(WrongProfile, match=r"the setting generator\.tensor_parallel: it was 1, and is 2"):
+        planning_inputs(load_run_file(str(run_file), [*SERVED, "generator.tensor_parallel=2"]))
+
+
+def test_a_plan_with_servers_has_to_know_their_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = RUN_FILE[: RUN_FILE.index("placement:")] + "generator: {engine: served}\n"
+    file = plan_folder(tmp_path, monkeypatch, config=CONFIG, run_file=text)
+    with pytest.raises(PlanError, match="servers draw, and nobody says on which machines"):
+        planning_inputs(load_run_file(str(file), []))
+
+
+def test_the_steps_of_a_server_are_not_profiled(run_file: Path) -> None:
+    with pytest.raises(ProfilingFailed, match=r"tells of tokens and not of decode steps.*engine: vllm"):
+        profile_of_run(ProfileAsked(str(run_file), tuple(SERVED)), lambda share, text: None, print)

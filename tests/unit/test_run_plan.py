@@ -391,7 +391,7 @@ def test_order_arrival_admits_as_far_ahead_as_order_window() -> None:
 def test_the_best_split_that_takes_turns_is_simulated_too() -> None:
     """By formulas six others are cheaper than it, and none of them is."""
     file = ROOT / "examples" / "large" / "two_sites.yaml"
-    inputs = planning_inputs(load_run_file(file, ["placement.machines.cheap.price=3.2"]), mean_length=1500)
+    inputs = planning_inputs(load_run_file(file, ["placement.machines.cheap.price=4.2"]), mean_length=1500)
     plan = plan_run(inputs, PlanGoal(least="cost"))
     assert plan.chosen.split.takes_turns
     assert not plan.others[0].split.takes_turns

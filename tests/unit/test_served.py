@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +16,12 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from flows.run.checks import problems_of
+from infra.files.sealed_memory import new_memory, seal
 from infra.weights.digest import digests_of
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest, engine_of
 from producers.engines.on_server import ServedEngine, server_seed
 from producers.engines.served_engine import ServedSettings
 from producers.engines.server_checks import model_config, wrong_facts
-from producers.engines.server_guard import KeyForAll
 from producers.engines.staged_patch import StagedPatch
 from schemas.runspec import RunSpec
 from tests.factories import make_patch, make_spec, make_tiny_model
@@ -240,7 +241,7 @@ ANSWERS = {
     "another version": ({"results": [{"result": {"contract": 1}}]}, "another version of StreamRL"),
     "a redirect": (lambda request: _plain("", 307), "with status 307"),
     "no key": (lambda request: _plain("", 401), "set STREAMRL_SERVER_KEY to its --api-key"),
-    "no such path": (lambda request: _plain("", 404), "VLLM_SERVER_DEV_MODE=1"),
+    "no such path": (lambda request: _plain("", 404), r"--middleware streamrl\.serving\.ServerDoor"),
 }  # fmt: skip
 
 
@@ -274,10 +275,35 @@ def test_an_error_does_not_tell_the_key(
 def test_a_server_without_our_part_is_named_with_the_flag(
     server: LyingServer, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(LyingServer, "_claim_server")
+    monkeypatch.delattr(LyingServer, "_server_facts")
     with pytest.raises(EngineError, match=r"--worker-extension-cls streamrl\.serving\.ServedWorker") as error:
         open_engine(server, model)
     assert error.value.lasting
+
+
+def test_a_server_without_addresses_for_weights_is_named_with_the_variable(
+    server: LyingServer, model: Path
+) -> None:
+    server.how.answers["/resume"] = lambda request: _plain("", 404)
+    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1") as error:
+        open_engine(server, model)
+    assert error.value.lasting
+
+
+def test_a_server_that_another_generator_takes_over_ends_the_engine(
+    server: LyingServer, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producers.engines.on_server.CLAIM_AGAIN_S", 0.05)
+    engine = open_engine(server, model)
+    try:
+        server._owner = "of another one"
+        with pytest.raises(EngineError, match="says: it belongs to another"):
+            engine.prepare(make_patch({"w": torch.ones(3)}).read())
+        with pytest.raises(EngineError, match="says: it belongs to another"):
+            wait_until(lambda: engine.step(0.0), what="nothing")
+    finally:
+        engine.close()
+    assert server._owner == "of another one"  # its claim was not let go
 
 
 def test_it_says_when_samples_can_not_be_asked_for(server: LyingServer, model: Path) -> None:
@@ -373,16 +399,17 @@ def test_facts_that_do_not_fit_are_named_with_flags(model: Path) -> None:
     wrong = honest_facts(
         config | {"hidden_size": 1}, dtype="bfloat16", longest=8, slots=2, logprobs_mode="raw_logprobs",
         prefix_caching=True, chunked_prefill=True, workers=2, quantization="fp8", adapters=True,
-        speculation=True, counts_tokens=False,
+        speculation=True, counts_tokens=False, front_ends=2,
     )  # fmt: skip
     said = "\n".join(wrong_facts(wrong, spec, str(model)))
     flags = (
         "--dtype float32", "--max-model-len 24", "--max-num-seqs 64", "processed_logprobs", "--quantization",
         "--no-enable-prefix-caching", "--no-enable-chunked-prefill", "parallelism", "--enable-lora",
-        "--speculative-config", "VLLM_USE_V2_MODEL_RUNNER=0", "hidden_size: 1 there, 64 here",
+        "--speculative-config", "--api-server-count 1", "VLLM_USE_V2_MODEL_RUNNER=0",
+        "hidden_size: 1 there, 64 here",
     )  # fmt: skip
     assert [flag for flag in flags if flag not in said] == []
-    assert "install the same version" in wrong_facts(honest_facts({}, contract=2), spec, "")[0]
+    assert "install the same version" in wrong_facts(honest_facts({}, contract=1), spec, "")[0]
 
 
 @pytest.mark.parametrize(
@@ -414,35 +441,6 @@ def test_each_generator_has_a_server_of_its_own() -> None:
     assert not any("generator.urls" in one for one in enough)
 
 
-@pytest.mark.parametrize(
-    ("path", "headers", "status"),
-    [
-        ("/pause", [], 401),
-        ("/pause", [(b"authorization", b"Bearer wrong")], 401),
-        ("/pause", [(b"Authorization", b"Bearer right")], 200),
-        ("/health", [], 200),
-    ],
-)
-def test_the_guard_asks_for_the_key(
-    path: str, headers: list[tuple[bytes, bytes]], status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "right")
-    sent: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"status": 200})
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": path, "headers": headers}
-    asyncio.run(KeyForAll(app)(scope, None, send))
-    assert sent[0]["status"] == status
-    monkeypatch.setenv("VLLM_API_KEY", "")
-    with pytest.raises(ValueError, match="has to hold the key"):
-        KeyForAll(app)
-
-
 def test_the_pace_is_that_of_tokens(engine: ServedEngine, server: LyingServer) -> None:
     assert engine.pace().batches == [1, 8]  # measured at the start
     server.how.token_s = 0.02
@@ -464,27 +462,39 @@ def test_a_patch_is_lent_on_one_machine_and_sent_where_that_fails(
     engine: ServedEngine, server: LyingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("producers.engines.on_server.this_machine", lambda: "another")
-    tensors = {"w": torch.arange(3_000_000, dtype=torch.float32)}  # three pieces
+    tensors = {"w": torch.arange(3_000_000, dtype=torch.float32)}
 
-    def give() -> int:
-        before = server.calls.count("/update_weights")
+    def give() -> list[str]:
+        before = len(server.calls)
         engine.prepare(make_patch(tensors).read())
         engine.install(recompute=False)
         assert engine.digests() == digests_of(tensors)
-        return (server.calls.count("/update_weights") - before) // 2
+        return [one for one in dict.fromkeys(server.calls[before:]) if one in wanted]
 
-    assert give() == 1
+    wanted = {"/update_weights", "/streamrl/patch"}
+    assert give() == ["/update_weights"]
     server.lends = False
-    assert give() == 1 + 3
+    assert give() == ["/update_weights", "/streamrl/patch"]
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "/proc/self/fd/0", "/proc/1/fd/../environ"])
 def test_a_worker_reads_no_other_file(file: str) -> None:
-    staged = StagedPatch(10)
     with pytest.raises(EngineError, match=r"is no file in|can't be opened here"):
-        staged.take(file)
-    with pytest.raises(EngineError, match="begins at byte 3; byte 0 is next"):
-        staged.add(3, b"")
-    with pytest.raises(EngineError, match="a patch of more than 10 bytes"):
-        staged.add(0, bytes(11))
+        StagedPatch(file, 10)
+
+
+def test_a_worker_reads_a_file_in_memory_that_nobody_can_change() -> None:
+    memory = new_memory("test")
+    place = f"/proc/{os.getpid()}/fd/{memory}"
+    os.write(memory, bytes(11))
+    with pytest.raises(EngineError, match="can still be changed"):
+        StagedPatch(place, 20)
+    seal(memory)
+    with pytest.raises(EngineError, match="a patch of 11 bytes is larger than the model allows"):
+        StagedPatch(place, 10)
+    staged = StagedPatch(place, 11)
+    os.close(memory)
+    assert staged.path.read_bytes() == bytes(11)
+    with pytest.raises(PermissionError):
+        os.truncate(staged.path, 3)
     staged.close()

@@ -44,7 +44,7 @@ def _server(spec: RunSpec, url: str, model: str) -> Finding:
     key = os.environ.get(KEY_VARIABLE, "")
     with closing(ServerLink(url, key=key, deadline_s=_ANSWER_S).open()) as link:
         try:
-            facts: ServerFacts = answer_to(ServerFacts, link.call("server_facts"))
+            facts: ServerFacts = answer_to(ServerFacts, link.facts())
             problems = wrong_facts(facts, spec, model)
         except msgspec.ValidationError as error:
             return Finding(thing, f"generator.urls: it has another version of StreamRL: {error}", wrong=True)
