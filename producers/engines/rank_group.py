@@ -71,7 +71,8 @@ class EngineRank:
             store=dist.FileStore(str(self.meeting), ranks), timeout=timedelta(seconds=self.deadline_s),
         )  # fmt: skip
         layout = self.slicing.layout
-        os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, self.slicing.stretches.sizes))
+        if self.stretched:  # as vLLM has it by default, but that a variable of the user's would change it
+            os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, self.slicing.stretches.sizes))
         return {
             "tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.stretches,
             "enable_expert_parallel": layout.whole_experts, "distributed_executor_backend": _executor(self),

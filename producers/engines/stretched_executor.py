@@ -47,7 +47,7 @@ def stretched_executor() -> type[Any]:
             """Make the KV cache. Raises EngineError unless all ranks have the same number of equal blocks."""
             (config,) = kv_cache_configs
             sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
-            own = torch.tensor([config.num_blocks, len(sizes), min(sizes), max(sizes)])
+            own = torch.tensor([config.num_blocks, len(sizes), min(sizes, default=0), max(sizes, default=0)])
             least, most = own.clone(), own.clone()
             dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=get_world_group().cpu_group)

@@ -11,11 +11,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from consumers.learners.expert_routing import routers
 from infra.weights.bits import Model
-from producers.engines.engine import DrawnAnswer, SampleRequest
+from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.remote import RemoteEngine
 from schemas.rank_layout import RankLayout
 from tests.factories import make_tiny_mixture, make_tiny_model
@@ -60,7 +60,6 @@ class Divided:
     case: Case
     model: Path
     engine: RemoteEngine
-    weights: Model
 
     def give(self, change: int, *, share: float = 1.0, old: int | None = None) -> Model:
         """Install weights, as a delta of older ones if told, and see each rank's digests."""
@@ -80,7 +79,7 @@ def divided(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )  # fmt: skip
     settings = {"pipeline_parallel": case.layout.stretches, "expert_parallel": case.layout.whole_experts}
     engine = started(model, case.layout.tensor, speculation=case.guesses, **settings)
-    made = Divided(case, model, engine, weights(model))
+    made = Divided(case, model, engine)
     processes = ranks_of(engine)
     assert len(processes) == case.layout.ranks - 1
     yield made
@@ -176,3 +175,18 @@ def test_it_rests_and_goes_on_and_has_the_same_room_on_all_ranks(divided: Divide
     assert set(ended(divided.engine, 1)) == {asked(1).id}
     long = [SampleRequest(f"{number:07d}-00", [4, 5, 6], 200, number, 1.0) for number in range(24)]
     assert len(run(divided.engine, long)) == 24
+
+
+def test_ranks_that_would_preempt_other_samples_than_each_other_are_refused(tmp_path: Path) -> None:
+    """One stretch has layers with windows alone, and the other one others, too: with more blocks for each."""
+    config = AutoConfig.for_model(
+        "gemma3_text", vocab_size=24, hidden_size=64, intermediate_size=64, num_hidden_layers=LAYERS,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=256,
+        eos_token_id=1, pad_token_id=0, bos_token_id=None, sliding_window=16,
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    )  # fmt: skip
+    model = make_tiny_model(tmp_path / "model")  # for its tokenizer
+    AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    with pytest.raises(EngineError, match=r"KV caches of different shapes .*pipeline_parallel: 1") as refused:
+        started(model, 1, pipeline_parallel=2)
+    assert refused.value.lasting
