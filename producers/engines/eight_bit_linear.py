@@ -74,7 +74,7 @@ def integer_product(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtyp
 
     def product(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         numbers, by, _ = ops.onednn_scaled_int8_quant(x.contiguous())
-        out = x.new_empty(x.shape[0], weight.shape[0])
+        out = x.new_empty(x.shape[0], scale.shape[0])  # the handler reads the scales where they are
         ops.onednn_scaled_mm(handler, numbers, out, by, None, None, bias)
         return out
 
