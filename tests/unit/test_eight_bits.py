@@ -188,7 +188,7 @@ def test_the_hashes_that_an_engine_must_find_are_those_of_rounded_slices(
     if ranks == 1:
         assert held == dict(digests)
         return
-    slicing = Slicing.of(folder, ranks)
+    slicing = Slicing.of(folder, spec.generator.layout)
     down = Q.replace("self_attn.q_proj", "mlp.down_proj")
     for name in (Q, scale_name(Q), down, scale_name(down)):
         bits = found[name]

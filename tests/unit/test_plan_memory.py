@@ -186,7 +186,7 @@ def test_slots_on_a_cpu_are_no_more_than_its_kv_cache_holds() -> None:
 def test_weights_in_eight_bits_leave_room_for_more_samples() -> None:
     """6.5 of 7.6 billion weights are rounded. The trainer has all of them as before."""
     spec = make_spec(
-        model={"dtype": "bfloat16"}, generator={"quantization": "fp8"},
+        model={"dtype": "bfloat16"}, generator={"quantization": "fp8"}, trainer=ZERO | {"ranks": 4},
         loss={"correction": "truncated", "correct_fresh": True},
     )  # fmt: skip
     rounded, plain = TableTimes(spec, SEVEN_B, demand_of()), table_of()
