@@ -20,12 +20,13 @@ import sys
 import time
 from pathlib import Path
 
-from consumers.ranks import rendezvous
-from consumers.ranks.handshake import Hello, introduce, versions
+from consumers.ranks.rank_hello import Hello
 from infra.code import child_environment, module
 from infra.contents import MODEL, content
 from infra.errors import Explained
 from infra.keys import KeysError
+from infra.ranks import rendezvous
+from infra.ranks.handshake import introduce, versions
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
 from infra.stores.store import StoreError
