@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
-from schemas.addresses import FilePath, HostName, PlainText, Servers, StoreUrl, Word
+from schemas.addresses import FilePath, HostName, HostOrNetwork, PlainText, Servers, StoreUrl, Word
 from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
 from schemas.balancing import BalanceSection
 from schemas.dispatching import POLICIES, DispatchSection
@@ -353,6 +353,25 @@ class RanksSection(Section):
     )
 
 
+class EngineRanksSection(Section):
+    """Ranks of engines on other machines, which compute each step with those on the generator's machine."""
+
+    elsewhere: int = Field(
+        0,
+        ge=0,
+        le=63,
+        description="Of the ranks of each engine (`generator.tensor_parallel`), those on other machines. A "
+        "generator waits for them: say `streamrl join RUN --engine-ranks N` there. Each step then waits for "
+        "the network, several times a layer.",
+    )
+    address: HostOrNetwork = Field(
+        "127.0.0.1",
+        description="The address of the generator's machine at which the machines of the other ranks reach "
+        "it, or its network, such as 10.0.0.0/24, where generators are on several machines. Ranks talk "
+        "unencrypted, on ports that are drawn: take a network that is yours alone.",
+    )
+
+
 class PlacementSection(Section):
     """The places where things run. To run the same algorithm elsewhere, change only this section."""
 
@@ -384,6 +403,7 @@ class PlacementSection(Section):
         {}, max_length=1000, description="Far sites by name, each with generators of its own."
     )
     ranks: RanksSection = RanksSection()
+    engine_ranks: EngineRanksSection = EngineRanksSection()
     share_gpus: bool = Field(
         False,
         description="Let ranks and generators share GPUs where a machine has fewer of them. By default each "
@@ -568,6 +588,13 @@ class RunSpec(Section):
             raise ValueError(
                 f"placement.ranks.elsewhere ({elsewhere}) must be less than trainer.ranks "
                 f"({self.trainer.ranks}), which counts all of them: the trainer itself is one"
+            )
+        far = self.placement.engine_ranks.elsewhere
+        if far and self.generator.is_read and far >= self.generator.devices:
+            raise ValueError(
+                f"placement.engine_ranks.elsewhere ({far}) must be less than the ranks of an engine "
+                f"({self.generator.devices}, by generator.tensor_parallel), of which one is beside its "
+                "generator"
             )
         if self.model.lora and self.trainer.is_read and not self.trainer.trains_adapters:
             raise ValueError("model.lora is for trainer.learner torch or fsdp: others can't train an adapter")

@@ -41,7 +41,7 @@ class Doorway(Generic[_Hello]):
         """Listen. Return itself. `announce`: writes down that ranks are let in at a port, by a new key."""
         self._listening = socket.create_server((self.host, 0), backlog=2 * _MOST_AT_ONCE)
         try:
-            self._key = bytes.fromhex(announce(self._listening.getsockname()[1]).key)
+            self.announced = announce(self._listening.getsockname()[1])
         except BaseException:
             self._listening.close()
             raise
@@ -69,7 +69,9 @@ class Doorway(Generic[_Hello]):
 
     def _greet(self, connection: socket.socket, address: str) -> None:
         try:
-            self._took(connection, address, let_in(connection, self._key, self._hello))
+            self._took(
+                connection, address, let_in(connection, bytes.fromhex(self.announced.key), self._hello)
+            )
         except (OSError, ValueError, Explained) as error:
             self._log.warning("a connection from %s was not let in: %s", address, error)
             connection.close()

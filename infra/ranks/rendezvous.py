@@ -54,7 +54,7 @@ def engine_meetings(store: Store, record: RunRecord) -> list[str]:
     """Return the names of the meetings of all engines of a run that have been announced."""
     folder = f"runs/{record.id}/{_ENGINES}"
     names = [key.removeprefix(folder).removesuffix(".json") for key in store.list(folder.rstrip("/"))]
-    return [f"{_ENGINES}{name}" for name in names if name.isdigit()]
+    return [engine_meeting(number) for number in sorted(int(name) for name in names if name.isdigit())]
 
 
 def _key(run: str, meeting: str) -> str:
@@ -100,3 +100,9 @@ def newest(store: Store, record: RunRecord, meeting: str = TRAINER) -> Rendezvou
         raise StoreError(f"{where} is of another run than {record.id}, or of other ranks than {meeting}")
     ring_from_env().verify(found.content, found.signature, where, _KIND)
     return found
+
+
+def withdraw(store: Store, record: RunRecord, mine: Rendezvous) -> None:
+    """Take back where ranks meet, unless a newer start has written it anew."""
+    if newest(store, record, mine.meeting) == mine:
+        store.delete(_key(record.id, mine.meeting))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, field_validator
 
-from producers.engines.engine import EngineSettings, LocalEngine
+from producers.engines.engine import EngineSettings, FarRanksAsked, LocalEngine
 from producers.engines.vllm_options import VllmOption, check_options
 from schemas.runspec import RunSpec
 
@@ -44,7 +44,8 @@ class VllmSettings(EngineSettings):
         le=64,
         description="Ranks of an engine: processes that hold a slice of the weights and of the KV cache "
         "each, and compute each step together. For a model that does not fit on one GPU. Each rank takes a "
-        "GPU of its own, all on one machine; on a CPU each takes `threads`. The model's attention heads must "
+        "GPU of its own, on the generator's machine unless `placement.engine_ranks` places some elsewhere; "
+        "on a CPU each takes `threads`. The model's attention heads must "
         "be divisible by it. Bits differ from those of another number of ranks.",
     )
     speculation: bool = Field(
@@ -72,11 +73,17 @@ class VllmSettings(EngineSettings):
         return self.tensor_parallel
 
     def make(self, model: str, spec: RunSpec) -> LocalEngine:
+        return self._measured(model, spec, None)
+
+    def make_with_far_ranks(self, model: str, spec: RunSpec, far: FarRanksAsked) -> LocalEngine:
+        return self._measured(model, spec, far)
+
+    def _measured(self, model: str, spec: RunSpec, far: FarRanksAsked | None) -> LocalEngine:
         from producers.engines.engine_ranks import leading_engine
         from producers.engines.measured_steps import measure_steps
 
         own = lambda rank: self.own_engine(model, spec, rank)  # noqa: E731
-        made = own(None) if self.tensor_parallel == 1 else leading_engine(own, model, spec)
+        made = own(None) if self.devices == 1 else leading_engine(own, model, spec, far)
         measure_steps(made, self.slots)
         return made
 
