@@ -576,6 +576,20 @@ class RunSpec(Section):
         if offline and loss.most_draws:
             raise ValueError("loss.resample draws new groups, and in mode offline nothing is generated")
 
+    def _check_engine_ranks(self) -> None:
+        elsewhere = self.placement.engine_ranks.elsewhere
+        if elsewhere and not self.generator.ranks_elsewhere:
+            raise ValueError(
+                f"placement.engine_ranks: engine {self.generator.engine} has no ranks on other machines: set "
+                "elsewhere: 0"
+            )
+        if elsewhere and elsewhere >= self.generator.devices:
+            raise ValueError(
+                f"placement.engine_ranks.elsewhere ({elsewhere}) must be less than the ranks of an engine "
+                f"({self.generator.devices}, by generator.tensor_parallel), of which one is beside its "
+                "generator"
+            )
+
     @model_validator(mode="after")
     def _fits(self) -> RunSpec:
         if self.longest_sample > self.trainer.microbatch_tokens:
@@ -589,13 +603,8 @@ class RunSpec(Section):
                 f"placement.ranks.elsewhere ({elsewhere}) must be less than trainer.ranks "
                 f"({self.trainer.ranks}), which counts all of them: the trainer itself is one"
             )
-        far = self.placement.engine_ranks.elsewhere
-        if far and self.generator.is_read and far >= self.generator.devices:
-            raise ValueError(
-                f"placement.engine_ranks.elsewhere ({far}) must be less than the ranks of an engine "
-                f"({self.generator.devices}, by generator.tensor_parallel), of which one is beside its "
-                "generator"
-            )
+        if self.generator.is_read:
+            self._check_engine_ranks()
         if self.model.lora and self.trainer.is_read and not self.trainer.trains_adapters:
             raise ValueError("model.lora is for trainer.learner torch or fsdp: others can't train an adapter")
         if self.loss.is_read:

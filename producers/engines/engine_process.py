@@ -127,8 +127,8 @@ def answer(
             engine.on_failure(lambda error: link.send_bytes(_encode([Refused(str(error), error.lasting)])))
         link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
         serve(link, engine)
-    except (EOFError, BrokenPipeError):
-        pass  # the generator has ended
+    except (EOFError, ConnectionError):
+        pass  # the generator has ended, or rank 0 on another machine
     except Explained as error:
         link.send_bytes(_encode([Refused(str(error), error.lasting)]))
     except Exception as error:

@@ -68,7 +68,10 @@ class FarMachine:
         seconds = int(deadline_s) + 1
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(seconds, 0))
         self._deadline, self._marks, self._numbers = deadline_s, marks, frozenset(ranks.numbers)
-        self._say(ranks)
+        try:
+            self._say(ranks)
+        except OSError as error:
+            raise self._failed(f"could not be told to start them: {error}") from error
         threading.Thread(target=self._listen, daemon=True, name=f"machine-{self.address}").start()
 
     def bring(self, file: Path) -> Path:

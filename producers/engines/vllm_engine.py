@@ -23,6 +23,7 @@ class VllmSettings(EngineSettings):
 
     free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib", "gpu_memory"})
     records_routes: ClassVar[bool] = True
+    ranks_elsewhere: ClassVar[bool] = True
 
     kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
     batch_invariant: bool = Field(

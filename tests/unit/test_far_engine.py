@@ -396,6 +396,9 @@ def test_configs_are_compared_by_what_they_say(tmp_path: Path) -> None:
 def test_settings_of_ranks_elsewhere_are_checked() -> None:
     with pytest.raises(ValidationError, match=r"engine_ranks.elsewhere \(2\) must be less than the ranks"):
         make_spec(generator={"tensor_parallel": 2}, placement={"engine_ranks": {"elsewhere": 2}})
+    served = {"engine": "served", "urls": ["http://127.0.0.1:1"], "tensor_parallel": 2}
+    with pytest.raises(ValidationError, match=r"engine served has no ranks on other machines"):
+        make_spec(generator=served, placement={"engine_ranks": {"elsewhere": 1}})
     for address in ("10.0.0.1:29400", "10.0.0.0/40", "a/24", "", "::1/64"):
         with pytest.raises(ValidationError, match=r"placement.engine_ranks.address"):
             make_spec(placement={"engine_ranks": {"address": address}})
