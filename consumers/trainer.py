@@ -28,7 +28,7 @@ from consumers.batches.training_rows import TrainingRow, drawn_again
 from consumers.learners.learner import Learner
 from consumers.learners.optimizing import NotFinite, Stepped, rate_share
 from consumers.ranks.choose_learner import learner_of
-from consumers.ranks.doorway import Doorway
+from consumers.ranks.trainer_door import TrainerDoor
 from consumers.steps.checkpoint import AnyCheckpointManifest, Checkpoints, RunPosition
 from consumers.steps.failed_rewards import FailedRewards
 from consumers.steps.failing import FailedSteps, TrainingFailed, named
@@ -457,7 +457,7 @@ def body(context: RoleContext) -> None:
     context.record = context.record.with_code("loss", "trainer")
     door = None
     if context.spec.placement.ranks.elsewhere:
-        door = Doorway(context.store, context.record, context.log)
+        door = TrainerDoor(context.store, context.record, context.log)
         context.heart.waiting(
             "ranks of other machines", unblocked_by=f"streamrl join {context.run} --ranks {door.wanted}"
         )

@@ -13,6 +13,7 @@ from prefect import flow, get_run_logger
 from pydantic import Field
 
 from flows.flow_runs.watching import watched
+from flows.run.commands import RanksHere
 from flows.run.joining import joining, take_part
 
 
@@ -24,6 +25,10 @@ def join_run(
         int | None, Field(ge=0, description="How many; by default 1, and 0 where there are ranks.")
     ] = None,
     ranks: Annotated[int, Field(ge=0, description="How many ranks of the trainer.")] = 0,
+    engine_ranks: Annotated[int, Field(ge=0, description="How many ranks of a generator's engine.")] = 0,
+    of_generator: Annotated[
+        int | None, Field(ge=0, description="The number of that generator; by default any that lacks ranks.")
+    ] = None,
     model: Annotated[
         str | None, Field(description="Folder of the starting model here; if there is none, it is fetched.")
     ] = None,
@@ -35,6 +40,7 @@ def join_run(
     with watched():
         log = get_run_logger()
         record, workers = joining(
-            run, store=store, generators=generators, model=model, reward=reward, ranks=ranks
-        )
+            run, store=store, generators=generators, model=model, reward=reward,
+            ranks=RanksHere(ranks, engine_ranks, of_generator),
+        )  # fmt: skip
         take_part(record, workers, lambda text: log.info("%s", text))

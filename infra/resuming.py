@@ -55,6 +55,7 @@ evaluation: every
 placement: kind store generators sites machines restarts share_gpus
 placement.archive: every_minutes
 placement.ranks: elsewhere address
+placement.engine_ranks: elsewhere address
 placement.balance: least most dry deployment smoothed lasting settle worth margin
 placement.kafka: bootstrap_servers replication retention_hours
 deadlines: start_s progress_s

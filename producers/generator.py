@@ -32,7 +32,7 @@ from infra.roles.turns import OTHERS_TURN, TURN_LOOK_S, EnginesTurn, NoTurns, en
 from infra.tail import Tail
 from producers.assigned import Assigned
 from producers.drawing import Drawing
-from producers.engines.engine import Engine, EngineError, EngineSettings
+from producers.engines.engine import Engine, EngineError, EngineSettings, FarRanksAsked
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from producers.generator_core import Decoding, MadeSample, packed_of
@@ -366,12 +366,26 @@ def _engines_spec(context: RoleContext) -> RunSpec:
     return context.spec.model_copy(update={"generator": chosen.for_generator(context.number)})
 
 
+def _far_ranks(context: RoleContext) -> FarRanksAsked | None:
+    """Return how ranks of other machines find this generator's engine; None if it has none."""
+    wanted = context.spec.placement.engine_ranks.elsewhere
+    if not wanted:
+        return None
+    context.heart.waiting(
+        "ranks of its engine on other machines",
+        unblocked_by=f"streamrl join {context.run} --engine-ranks {wanted}",
+    )
+    return FarRanksAsked(context.store.url, context.run, context.number)
+
+
 def body(context: RoleContext) -> None:
     """Start the engine, and run the generator."""
     spec = context.spec
     began = time.monotonic()
     bell = threading.Event()
-    options = EngineOptions(model=context.record.model, spec=_engines_spec(context).model_dump_json())
+    options = EngineOptions(
+        model=context.record.model, spec=_engines_spec(context).model_dump_json(), far=_far_ranks(context)
+    )
     turn = engines_turn(context)
     engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s, inherits=turn.descriptors).open()
     to_text = stopping_of(context.record.model, spec).text

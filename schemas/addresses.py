@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated
 
@@ -70,6 +71,19 @@ def _is_host(text: str) -> str:
 
 
 HostName = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_is_host)]
+
+
+def _is_host_or_network(text: str) -> str:
+    if "/" not in text:
+        return _is_host(text)
+    try:
+        ipaddress.IPv4Network(text, strict=False)
+    except ValueError as error:
+        raise ValueError(f"{shown(text)} is no IPv4 network such as 10.0.0.0/24: {error}") from error
+    return text
+
+
+HostOrNetwork = Annotated[str, Field(min_length=1, max_length=253), AfterValidator(_is_host_or_network)]
 
 
 def _are_servers(text: str) -> str:

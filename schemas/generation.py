@@ -17,6 +17,7 @@ class GeneratorSection(SeamSection):
     on_gpu: ClassVar[bool] = True  # whether each engine takes a GPU, where there are some
     records_routes: ClassVar[bool] = False  # whether samples say which experts of a mixture made them
     computes_elsewhere: ClassVar[bool] = False  # whether it is on devices that are not the generator's
+    ranks_elsewhere: ClassVar[bool] = False  # whether an engine may have ranks on other machines
     draws_again: ClassVar[bool] = True  # whether a sample that it drew can be drawn again, token by token
 
     engine: Word = Field(

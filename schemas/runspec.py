@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
-from schemas.addresses import FilePath, HostName, PlainText, Servers, StoreUrl, Word
+from schemas.addresses import FilePath, HostName, HostOrNetwork, PlainText, Servers, StoreUrl, Word
 from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
 from schemas.balancing import BalanceSection
 from schemas.dispatching import POLICIES, DispatchSection
@@ -353,6 +353,25 @@ class RanksSection(Section):
     )
 
 
+class EngineRanksSection(Section):
+    """Ranks of engines on other machines, which compute each step with those on the generator's machine."""
+
+    elsewhere: int = Field(
+        0,
+        ge=0,
+        le=63,
+        description="Of the ranks of each engine (`generator.tensor_parallel`), those on other machines. A "
+        "generator waits for them: say `streamrl join RUN --engine-ranks N` there. Each step then waits for "
+        "the network, several times a layer.",
+    )
+    address: HostOrNetwork = Field(
+        "127.0.0.1",
+        description="The address of the generator's machine at which the machines of the other ranks reach "
+        "it, or its network, such as 10.0.0.0/24, where generators are on several machines. Ranks talk "
+        "unencrypted, on ports that are drawn: take a network that is yours alone.",
+    )
+
+
 class PlacementSection(Section):
     """The places where things run. To run the same algorithm elsewhere, change only this section."""
 
@@ -384,6 +403,7 @@ class PlacementSection(Section):
         {}, max_length=1000, description="Far sites by name, each with generators of its own."
     )
     ranks: RanksSection = RanksSection()
+    engine_ranks: EngineRanksSection = EngineRanksSection()
     share_gpus: bool = Field(
         False,
         description="Let ranks and generators share GPUs where a machine has fewer of them. By default each "
@@ -562,6 +582,20 @@ class RunSpec(Section):
         if offline and loss.most_draws:
             raise ValueError("loss.resample draws new groups, and in mode offline nothing is generated")
 
+    def _check_engine_ranks(self) -> None:
+        elsewhere = self.placement.engine_ranks.elsewhere
+        if elsewhere and not self.generator.ranks_elsewhere:
+            raise ValueError(
+                f"placement.engine_ranks: engine {self.generator.engine} has no ranks on other machines: set "
+                "elsewhere: 0"
+            )
+        if elsewhere and elsewhere >= self.generator.devices:
+            raise ValueError(
+                f"placement.engine_ranks.elsewhere ({elsewhere}) must be less than the ranks of an engine "
+                f"({self.generator.devices}, by generator.tensor_parallel), of which one is beside its "
+                "generator"
+            )
+
     @model_validator(mode="after")
     def _fits(self) -> RunSpec:
         if self.longest_sample > self.trainer.microbatch_tokens:
@@ -575,6 +609,8 @@ class RunSpec(Section):
                 f"placement.ranks.elsewhere ({elsewhere}) must be less than trainer.ranks "
                 f"({self.trainer.ranks}), which counts all of them: the trainer itself is one"
             )
+        if self.generator.is_read:
+            self._check_engine_ranks()
         if self.model.lora and self.trainer.is_read and not self.trainer.trains_adapters:
             raise ValueError("model.lora is for trainer.learner torch or fsdp: others can't train an adapter")
         if self.loss.is_read:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, runtime_checkable
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from infra import choices
-from infra.errors import Explained
+from infra.ranks.rank_addresses import RanksError, interface_of
 from infra.stack.ports import LOOPBACK
 
 # Name, dtype and shape of a tensor, for ranks that do not have it.
 Outline = tuple[str, str, list[int]]
-
-
-class RanksError(Explained):
-    """Ranks can't work together; the message names them and says what to do."""
-
-
-class WrongAddress(RanksError):
-    """Raised if this machine does not have the address at which other ranks are to reach it."""
-
-    lasting = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +27,6 @@ class Seat:
     ranks: int
     local: int = 0  # number among the ranks of its machine, and of its GPU there
     address: str = LOOPBACK  # of its machine, at which other ranks reach it
-
-
-def meeting_place(ranks: int, host: str = LOOPBACK) -> dist.TCPStore:
-    """Open the store where the other ranks find rank 0, on a free port of one address of this machine.
-
-    The store gets a socket that is open already: by itself it listens on all interfaces, whatever its host.
-    """
-    listening = socket.create_server((host, 0))
-    port = listening.getsockname()[1]
-    return dist.TCPStore(
-        host, port, ranks, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
 
 
 def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadline_s: float) -> None:
@@ -78,20 +54,6 @@ def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadline_s: f
     if isinstance(place, tuple):
         place = dist.TCPStore(*place, seat.ranks, is_master=False, timeout=deadline)
     dist.init_process_group(backend, store=place, rank=seat.number, world_size=seat.ranks, timeout=deadline)
-
-
-def interface_of(address: str) -> str:
-    """Return the name of the network interface that has an address. Raise WrongAddress if none has it."""
-    addresses = {
-        one.address: name for name, some in psutil.net_if_addrs().items() for one in some
-        if one.family == socket.AF_INET
-    }  # fmt: skip
-    if address in addresses:
-        return addresses[address]
-    raise WrongAddress(
-        f"{address} is no address of this machine, which has {', '.join(sorted(addresses))}: set "
-        "placement.ranks.address"
-    )
 
 
 def leave() -> None:

@@ -23,7 +23,6 @@ import torch
 
 from consumers.batches.micro_batches import MicroBatch, filler
 from consumers.learners import collective
-from consumers.learners.collective import RanksError
 from consumers.learners.critic import Critic
 from consumers.learners.forward import Forward
 from consumers.learners.host_moments import MOMENTS
@@ -36,6 +35,7 @@ from consumers.learners.state_pieces import StateShare, elements_of
 from consumers.learners.zero_loading import divided_by_zero
 from consumers.losses.objective import LossStats
 from infra import choices
+from infra.ranks.rank_addresses import RanksError
 from schemas.runspec import RunSpec
 
 _BUCKET = 1 << 26  # elements that are reduced or gathered together

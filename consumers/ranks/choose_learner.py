@@ -6,8 +6,8 @@ import logging
 
 from consumers.learners.learner import Learner, LocalLearner
 from consumers.learners.settings import LearnerSettings
-from consumers.ranks.doorway import Doorway
 from consumers.ranks.ranked_learner import RankedLearner
+from consumers.ranks.trainer_door import TrainerDoor
 from schemas.runspec import RunSpec
 from schemas.training import LEARNERS
 
@@ -20,7 +20,7 @@ def local_learner(model: str, spec: RunSpec) -> LocalLearner:
 
 
 def learner_of(
-    model: str, spec: RunSpec, *, run: str, log: logging.Logger, door: Doorway | None = None
+    model: str, spec: RunSpec, *, run: str, log: logging.Logger, door: TrainerDoor | None = None
 ) -> Learner:
     """Return the trainer's learner, over as many ranks as the run file says.
 

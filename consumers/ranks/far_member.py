@@ -9,11 +9,12 @@ import threading
 
 import msgspec
 
-from consumers.ranks.frames import read_frame, write_frame
-from consumers.ranks.handshake import Hello
 from consumers.ranks.member import OtherRank
+from consumers.ranks.rank_hello import Hello
 from consumers.ranks.rank_wire import FarReply, Reply, Working
 from infra.errors import Explained
+from infra.ranks.frames import read_frame, write_frame
+from infra.ranks.waiting_room import is_closed
 
 
 class FarMember(OtherRank):
@@ -40,12 +41,7 @@ class FarMember(OtherRank):
     @property
     def is_gone(self) -> bool:
         """Whether a rank that was not yet given a number has closed its connection."""
-        try:
-            return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return is_closed(self._connection)
 
     def _listen(self) -> None:
         try:

@@ -17,23 +17,20 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from consumers.ranks import rendezvous
-from consumers.ranks.handshake import Hello, introduce, versions
+from consumers.ranks.rank_hello import Hello
 from infra.code import child_environment, module
 from infra.contents import MODEL, content
 from infra.errors import Explained
-from infra.keys import KeysError
+from infra.ranks import rendezvous
+from infra.ranks.handshake import versions
+from infra.ranks.serving_starts import reach_rank_0, serve_starts
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
-from infra.stores.store import StoreError
 from infra.supervise import children
 
-_CONNECT_S = 10.0
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before the next try; it doubles while each ends soon
-_SOON_S = 30.0
+_LOOK_S = 1.0
 
 
 class NoModelHere(Explained):
@@ -55,25 +52,8 @@ def check_model(context: RoleContext) -> None:
         raise NoModelHere(f"{record.model} has other files than the run's starting model")
 
 
-def _connected(context: RoleContext, hello: Hello) -> socket.socket | str:
-    """Return a connection to the trainer that let this rank in, or why there is none."""
-    try:
-        at = rendezvous.newest(context.store, context.record)
-        if at is None:
-            return "the trainer has not said where it is"
-        connection = socket.create_connection((at.host, at.port), timeout=_CONNECT_S)
-    except (OSError, StoreError, KeysError) as error:
-        return str(error)
-    try:
-        introduce(connection, bytes.fromhex(at.key), hello)
-    except (OSError, Explained) as error:
-        connection.close()
-        return str(error)
-    return connection
-
-
-def _compute(context: RoleContext, connection: socket.socket) -> int:
-    """Run the process that computes until it ends; return its exit code."""
+def _compute(context: RoleContext, connection: socket.socket) -> str:
+    """Run the process that computes until it ends; return how that was."""
     process = children.start_child(
         [sys.executable, "-m", module("consumers.ranks.rank"), "--connection", str(connection.fileno()),
          "--model", context.record.model, "--store", context.store.url],
@@ -82,9 +62,9 @@ def _compute(context: RoleContext, connection: socket.socket) -> int:
     connection.close()
     try:
         while process.poll() is None:
-            if context.stop.wait(_PAUSE_S):
+            if context.stop.wait(_LOOK_S):
                 context.check_stop()
-        return process.returncode
+        return f"the process that computed ended with exit code {process.returncode}"
     finally:
         children.kill(process)
 
@@ -94,28 +74,11 @@ def body(context: RoleContext) -> None:
     check_model(context)
     context.loaded()
     hello = Hello(local=int(os.environ.get("LOCAL_RANK") or 0), versions=versions())
-    heart, why, pause_s = context.heart, "", _PAUSE_S
-    wait = context.wait("the trainer to need a rank", unblocked_by="a start of the trainer")
-    while True:
-        context.check_stop()
-        found = _connected(context, hello)
-        if isinstance(found, str):
-            if found != why:
-                context.log.info("no rank is needed yet: %s", found)
-            why = found
-            heart.waiting("the trainer to need a rank", unblocked_by="trainer", cause="trainer")
-            wait.check()
-            context.stop.wait(_PAUSE_S)
-            continue
-        why = ""
-        heart.working("training as a rank")
-        begun = time.monotonic()
-        code = _compute(context, found)
-        soon = time.monotonic() - begun < _SOON_S
-        pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if soon else _PAUSE_S
-        context.log.info("the process that computed ended with exit code %d", code)
-        context.stop.wait(pause_s)
-        wait.progress()
+    serve_starts(
+        context, leader="trainer", work="training as a rank",
+        reached=lambda: reach_rank_0(context, rendezvous.TRAINER, hello),
+        serve=lambda connection, at: _compute(context, connection),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from collections import deque
 
 import msgspec
 
-from consumers.ranks.frames import read_frame, write_frame
 from consumers.ranks.member import OtherRank
 from consumers.ranks.rank_wire import Reply
 from infra.code import child_environment, module
+from infra.ranks.frames import read_frame, write_frame
 from infra.supervise import children
 
 _TAIL = 15  # lines of a rank's log in an error

@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
-from consumers.learners.collective import RanksError
 from consumers.ranks.rank_wire import CommandDone, Failed, Reply
+from infra.ranks.rank_addresses import RanksError
 from infra.waiting import Wait, WaitedTooLong
 
 _BUSY_S = 0.1  # of processor time in a second: a rank that uses more computes; an open connection costs less

@@ -12,9 +12,9 @@ from typing import BinaryIO, Protocol
 
 import msgspec
 
-from consumers.ranks.frames import read_frame, write_frame
 from consumers.ranks.rank_wire import Working
 from infra.errors import Explained
+from infra.ranks.frames import read_frame, write_frame
 
 _TELL_S = 1.0
 _GRACE_S = 10.0  # for this process to notice by itself that rank 0 is gone

@@ -14,14 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from consumers.learners import collective
-from consumers.learners.collective import RanksError, Seat
+from consumers.learners.collective import Seat
 from consumers.learners.optimizing import NotFinite
-from consumers.ranks.doorway import Doorway
 from consumers.ranks.far_member import FarMember
 from consumers.ranks.local_member import LocalMember
 from consumers.ranks.member import OtherRank, RankFailed
 from consumers.ranks.rank_wire import Command, CommandDone, Setup
+from consumers.ranks.trainer_door import TrainerDoor
 from infra.errors import Explained
+from infra.ranks.rank_addresses import RanksError, meeting_place
 from infra.stack.ports import LOOPBACK
 from schemas.runspec import RunSpec
 
@@ -32,12 +33,12 @@ class RankProcesses:
     """All ranks but rank 0. `door`: where those of other machines come in; None: all are on this machine."""
 
     def __init__(
-        self, model: str, spec: RunSpec, *, run: str, log: logging.Logger, door: Doorway | None = None
+        self, model: str, spec: RunSpec, *, run: str, log: logging.Logger, door: TrainerDoor | None = None
     ) -> None:
         self._deadlines, self._log, self._door = spec.deadlines, log, door
         self._ranks = spec.trainer.ranks
         self._host = LOOPBACK if door is None else door.host
-        self._place = collective.meeting_place(self._ranks, self._host)
+        self._place = meeting_place(self._ranks, self._host)
         self._died, self._known = threading.Event(), threading.Event()
         self._members: list[OtherRank] = []
         self._setup = lambda number, local: Setup(

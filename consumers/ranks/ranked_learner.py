@@ -22,7 +22,6 @@ from consumers.learners.optimizing import NotFinite, Stepped
 from consumers.learners.snapshot import PartPlace, StateSnapshot
 from consumers.losses.loss import Needs
 from consumers.losses.objective import LossStats
-from consumers.ranks.doorway import Doorway
 from consumers.ranks.member import RankFailed
 from consumers.ranks.rank_processes import RankProcesses
 from consumers.ranks.rank_wire import (
@@ -42,6 +41,7 @@ from consumers.ranks.rank_wire import (
     batch_to_bytes,
     scores_from_bytes,
 )
+from consumers.ranks.trainer_door import TrainerDoor
 from consumers.steps.checkpoint_manifest import Damaged
 from consumers.steps.divided_state import DividedState
 from infra.stores.store import StoreError
@@ -55,7 +55,7 @@ class RankedLearner:
 
     def __init__(
         self, model: str, spec: RunSpec, local: Callable[[str, RunSpec], LocalLearner], *, run: str,
-        log: logging.Logger, door: Doorway | None = None,
+        log: logging.Logger, door: TrainerDoor | None = None,
     ) -> None:  # fmt: skip
         self._ranks = spec.trainer.ranks
         self._crew = RankProcesses(model, spec, run=run, log=log, door=door).open()

@@ -46,6 +46,21 @@ def join(
             "Generators are then started only with --generators.",
         ),
     ] = 0,
+    engine_ranks: Annotated[
+        int,
+        typer.Option(
+            "--engine-ranks",
+            min=0,
+            help="How many ranks of a generator's engine to hold, if `placement.engine_ranks` has some "
+            "elsewhere. Generators are then started only with --generators.",
+        ),
+    ] = 0,
+    of_generator: Annotated[
+        int | None,
+        typer.Option(
+            "--of-generator", min=0, help="The number of that generator; by default any that lacks ranks."
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -60,7 +75,7 @@ def join(
 ) -> None:
     """Start more generators for a run that goes on, here or on any site that reaches its broker and store.
 
-    Or ranks of its trainer, on another machine than the trainer's.
+    Or ranks of its trainer or of an engine, on another machine than the trainer's or the generator's.
 
     The new generators get work within seconds of being ready, and end with the run, or with Ctrl-C: samples
     that they have not finished are then made by others.
@@ -70,14 +85,17 @@ def join(
     At a site with one relay: [bold]streamrl join count-3 --store s3://streamrl/runs --site far[/bold]
 
     Four ranks of the trainer: [bold]streamrl join count-3 --store s3://streamrl/runs --ranks 4[/bold]
+
+    Four ranks of an engine: [bold]streamrl join count-3 --store s3://streamrl/runs --engine-ranks 4[/bold]
     """
+    from flows.run.commands import RanksHere
     from flows.run.joining import joining, take_part
 
     console = out()
     with bar(f"fetching the model of {run}") as progress:
         record, workers = joining(
             run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
-            reward=reward, ranks=ranks, progress=progress,
+            reward=reward, ranks=RanksHere(ranks, engine_ranks, of_generator), progress=progress,
         )  # fmt: skip
     with sigterm_interrupts():
         take_part(

@@ -19,9 +19,11 @@ from infra.stack.doctor import tcmalloc
 from schemas.runspec import RunSpec
 
 FEEDER, TRAINER, GENERATOR, RELAY, RANK = "feeder", "trainer", "generator", "relay", "rank"
+ENGINE_RANKS = "engine_ranks"  # of one engine, on another machine than its generator
 MODULES = {
     FEEDER: "producers.feeder", TRAINER: "consumers.trainer", GENERATOR: "producers.generator",
     RELAY: "infra.relay", RANK: "consumers.ranks.far_rank",
+    ENGINE_RANKS: "producers.engines.machine_ranks",
 }  # fmt: skip
 
 
@@ -33,6 +35,15 @@ class Worker:
     role: str
     argv: list[str]
     env: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RanksHere:
+    """Ranks that this machine holds for processes on others."""
+
+    trainer: int = 0  # of the trainer
+    engine: int = 0  # of a generator's engine
+    generator: int | None = None  # the number of that generator; None: of any whose engine lacks ranks
 
 
 def workers(record: RunRecord, places: Places, generators: int | None = None) -> list[Worker]:
@@ -96,13 +107,20 @@ def far_ranks(count: int, record: RunRecord, places: Places, *, first: int) -> l
     return [with_env(one, {"LOCAL_RANK": alone or str(number)}) for number, one in enumerate(found)]
 
 
+def engine_worker(here: RanksHere, record: RunRecord, places: Places, *, number: int) -> Worker:
+    """Return the process that holds ranks of an engine on this machine, for a generator on another."""
+    found = worker(ENGINE_RANKS, number, record, places)
+    of = [] if here.generator is None else ["--generator", str(here.generator)]
+    return replace(found, argv=[*found.argv, "--ranks", str(here.engine), *of])
+
+
 def worker(role: str, number: int, record: RunRecord, places: Places, site: Site | None = None) -> Worker:
     """Return the command of one process, which can also be started by hand like this."""
     argv = [
         sys.executable, "-m", module(MODULES[role]), "--store", places.store_url, "--run", record.id,
         "--number", str(number), *(site.argv() if site else ()),
     ]  # fmt: skip
-    name = f"{role}-{number}" if role in (GENERATOR, RELAY, RANK) else role
+    name = f"{role}-{number}" if role in (GENERATOR, RELAY, RANK, ENGINE_RANKS) else role
     return Worker(name, role, argv, places.env | environment(role, record.spec))
 
 
@@ -118,9 +136,10 @@ def environment(role: str, spec: RunSpec) -> dict[str, str]:
         TRAINER: spec.trainer.threads,
         RANK: spec.trainer.threads,
         GENERATOR: spec.generator.threads,
+        ENGINE_RANKS: spec.generator.threads,
     }.get(role, 1)
     env["OMP_NUM_THREADS"] = str(threads)
-    return env | allocator() if role in (TRAINER, RANK, GENERATOR) else env
+    return env | allocator() if role in (TRAINER, RANK, GENERATOR, ENGINE_RANKS) else env
 
 
 def allocator() -> dict[str, str]:

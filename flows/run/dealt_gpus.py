@@ -11,6 +11,11 @@ from infra.gpus import VISIBLE
 from schemas.runspec import RunSpec
 
 
+def own_gpus(spec: RunSpec) -> int:
+    """Return how many GPUs a generator takes on its own machine, one for each rank of its engine there."""
+    return max(0, spec.generator.gpus - spec.placement.engine_ranks.elsewhere)
+
+
 @dataclass(frozen=True)
 class DealtGpus:
     """The GPUs of one machine, and how many processes take one before the run's own generators do.
@@ -33,12 +38,16 @@ class DealtGpus:
         placement = spec.placement
         at_sites = sum(one.generators for one in placement.sites.values() if not one.elsewhere)
         ranks = spec.trainer.ranks - placement.ranks.elsewhere
-        each = spec.generator.gpus
+        each = own_gpus(spec)
         return cls(tuple(gpus), ranks, at_sites, placement.share_gpus, placement.takes_turns, each)
 
     def for_ranks(self) -> dict[str, str]:
         """Return the variable that shows the ranks of this machine their GPUs: rank n takes the n-th."""
         return self._shown(*range(self.ranks)) if self.ranks else {}
+
+    def for_engine_ranks(self, first: int) -> dict[str, str]:
+        """Return the variable for the last of the ranks, from `first` on, which are of an engine."""
+        return self._shown(*range(first, self.ranks))
 
     def for_site_generator(self, place: int) -> dict[str, str]:
         """Return the variable for a generator of a site; `place`: its number among those."""

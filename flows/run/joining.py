@@ -7,8 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flows.run.commands import GENERATOR, Worker, at_site, far_ranks, on_gpus, with_env, worker
-from flows.run.dealt_gpus import DealtGpus
+from flows.run.commands import (
+    GENERATOR,
+    RanksHere,
+    Worker,
+    at_site,
+    engine_worker,
+    far_ranks,
+    on_gpus,
+    with_env,
+    worker,
+)
+from flows.run.dealt_gpus import DealtGpus, own_gpus
 from flows.run.far_files import model_here, reward_here
 from flows.run.locations import Places, logs_folder, named_store, store_url
 from flows.run.request import RunFailed
@@ -33,24 +43,22 @@ _NEWEST = 2000  # heartbeats that are read: enough for one of each process that 
 def joining(
     run: str, *, store: str = "local", site: str | None = None, cache: str | None = None,
     relays: int | None = None, generators: int | None = None, model: str | None = None,
-    reward: str | None = None, ranks: int = 0, progress: ByteProgress = lambda done, whole: None,
+    reward: str | None = None, ranks: RanksHere | None = None,
+    progress: ByteProgress = lambda done, whole: None,
 ) -> tuple[RunRecord, list[Worker]]:  # fmt: skip
     """Return a run's record, and the processes that shall join the run.
 
-    `ranks`: of the trainer, which stands on another machine; then by default there are no generators here.
-    `cache`, `relays`, `generators`: by default as the run file says of the site, else local, 1 and 1.
-    `model`, `reward`: where they are on this machine, if not where the run has them. `progress`: called while
-    the model is fetched, if it is nowhere here.
+    `ranks`: of the trainer, or of an engine, that stands on another machine; then by default there are no
+    generators here. `cache`, `relays`, `generators`: by default as the run file says of the site, else local,
+    1 and 1. `model`, `reward`: where they are on this machine, if not where the run has them. `progress`:
+    called while the model is fetched, if it is nowhere here.
     """
-    url = store_url(store)
+    url, ranks = store_url(store), ranks or RanksHere()
     record = find(named_store(store), run)
     places = Places(record.bootstrap_servers, url, {"STREAMRL_HOME": str(StackPaths.locate().home)})
     planned = record.spec.placement.sites.get(site or "")
-    if ranks and not record.spec.placement.ranks.elsewhere:
-        raise RunFailed(
-            f"the trainer of run {run} has all its ranks on its own machine: set placement.ranks.elsewhere"
-        )
-    if ranks and generators is None:
+    _check_ranks(record, ranks)
+    if (ranks.trainer or ranks.engine) and generators is None:
         generators, relays = 0, 0
     if generators is None:
         generators = planned.generators or 1 if planned else 1
@@ -63,17 +71,42 @@ def joining(
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
-    shared, each = record.spec.placement.share_gpus, record.spec.generator.gpus
-    gpus = DealtGpus(tuple(visible_gpus()), ranks, shared=shared, each=each)
+    shared, each = record.spec.placement.share_gpus, own_gpus(record.spec)
+    gpus = DealtGpus(tuple(visible_gpus()), ranks.trainer + ranks.engine, shared=shared, each=each)
     if wrong := gpus.problem(generators):
         raise RunFailed(wrong)
     found = on_gpus([replace(one, argv=[*one.argv, *here]) for one in found], gpus.for_generator)
-    training = [
-        with_env(one, gpus.for_ranks() if ranks > 1 else {})  # one rank is LOCAL_RANK's, by its launcher
-        for one in far_ranks(ranks, record, places, first=first)
-    ]
+    found += _training(ranks.trainer, record, places, gpus, model, first)
+    if ranks.engine:
+        one = engine_worker(ranks, record, places, number=first)
+        folder = model_here(record, model, open_store(record.store), open_store(record.store), progress)
+        one = replace(one, argv=[*one.argv, *(["--model", folder] if folder else [])])
+        found.append(with_env(one, gpus.for_engine_ranks(ranks.trainer)))
+    return record, found
+
+
+def _check_ranks(record: RunRecord, ranks: RanksHere) -> None:
+    """Raise RunFailed if the run has no ranks on other machines."""
+    if ranks.trainer and not record.spec.placement.ranks.elsewhere:
+        raise RunFailed(
+            f"the trainer of run {record.id} has all its ranks on its own machine: set placement.ranks."
+            "elsewhere"
+        )
+    if ranks.engine and not record.spec.placement.engine_ranks.elsewhere:
+        raise RunFailed(
+            f"the engines of run {record.id} have all their ranks beside their generators: set "
+            "placement.engine_ranks.elsewhere"
+        )
+
+
+def _training(
+    count: int, record: RunRecord, places: Places, gpus: DealtGpus, model: str | None, first: int
+) -> list[Worker]:
+    """Return ranks of the trainer for this machine."""
+    shown = replace(gpus, ranks=count).for_ranks() if count > 1 else {}  # else its launcher shows it one
     there = ["--model", str(Path(model).resolve())] if model else []
-    return record, [*found, *(replace(one, argv=[*one.argv, *there]) for one in training)]
+    found = [with_env(one, shown) for one in far_ranks(count, record, places, first=first)]
+    return [replace(one, argv=[*one.argv, *there]) for one in found]
 
 
 def _here(

@@ -114,7 +114,7 @@ def _signs(context: RoleContext) -> Signs:
     deadline_s = context.spec.deadlines.progress_s
     if context.role == "feeder":
         return Pulsing(context.bus, context.writer, context.topics, context.run, deadline_s=deadline_s).open()
-    if context.role in ("generator", "trainer", "rank"):
+    if context.role in ("generator", "trainer", "rank", "engine_ranks"):
         return Pulses(context.bus, context.topics, context.run, deadline_s=deadline_s).open()
     return NoSigns()
 

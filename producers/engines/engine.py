@@ -81,6 +81,15 @@ class Pace:
         return self.seconds[-1] - slope * most, slope
 
 
+@dataclass(frozen=True, slots=True)
+class FarRanksAsked:
+    """The run and the generator whose engine has ranks on other machines: they find it through the store."""
+
+    store: str  # URL
+    run: str
+    generator: int  # its number
+
+
 class Decoder(Protocol):
     """Makes samples. Each decode step makes a token of each running sample, or several."""
 
@@ -184,9 +193,17 @@ class EngineSettings(GeneratorSection, ABC):
     def make(self, model: str, spec: RunSpec) -> LocalEngine:
         """Return the engine with the model in a folder. Called in the engine process."""
 
+    def make_with_far_ranks(self, model: str, spec: RunSpec, far: FarRanksAsked) -> LocalEngine:
+        """Return the engine as `make` does, with some of its ranks on other machines."""
+        refused = EngineError(
+            f"placement.engine_ranks: engine {self.engine} has no ranks on other machines: set elsewhere: 0"
+        )
+        refused.lasting = True
+        raise refused
 
-def engine_of(model: str, spec: RunSpec) -> LocalEngine:
-    """Return the engine that the run file names."""
+
+def engine_of(model: str, spec: RunSpec, far: FarRanksAsked | None = None) -> LocalEngine:
+    """Return the engine that the run file names. `far`: set if some of its ranks are on other machines."""
     settings = ENGINES.loaded(spec.generator)
     assert isinstance(settings, EngineSettings)
-    return settings.make(model, spec)
+    return settings.make(model, spec) if far is None else settings.make_with_far_ranks(model, spec, far)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from producers.engines.engine import Installed, Pace, SampleRequest
+from producers.engines.engine import FarRanksAsked, Installed, Pace, SampleRequest
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,6 +12,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str  # folder
     spec: str  # the run spec, as JSON
+    far: FarRanksAsked | None = None  # None: it has no ranks on other machines
 
 
 class Submit(msgspec.Struct, tag="submit"):

@@ -100,7 +100,7 @@ def link_and_engine() -> tuple[Connection, Callable[[], LocalEngine]]:
     spec = RunSpec.model_validate_json(options.spec)
     link = int(sys.argv[2])
     os.set_inheritable(link, False)  # the generator hears of our end by it, and not of that of our children
-    return Connection(link), lambda: engine_of(options.model, spec)
+    return Connection(link), lambda: engine_of(options.model, spec, options.far)
 
 
 def _serve(link: Connection, engine: LocalEngine) -> None:
@@ -127,8 +127,8 @@ def answer(
             engine.on_failure(lambda error: link.send_bytes(_encode([Refused(str(error), error.lasting)])))
         link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
         serve(link, engine)
-    except (EOFError, BrokenPipeError):
-        pass  # the generator has ended
+    except (EOFError, ConnectionError):
+        pass  # the generator has ended, or rank 0 on another machine
     except Explained as error:
         link.send_bytes(_encode([Refused(str(error), error.lasting)]))
     except Exception as error:

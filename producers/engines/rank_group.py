@@ -4,7 +4,8 @@ Each rank runs vLLM's LLMEngine in a process of its own, with a scheduler of its
 the weights. All are given the same work in the same order, so they decide alike; only sums, logits and what
 a stretch of layers gives to the next pass between them. vLLM calls this an external launcher.
 
-The ranks find each other through a file in memory that has no name, so a killed rank leaves nothing behind.
+How ranks join is in `rank_meeting.py`. Ranks of several machines have no shared memory: on CPUs gloo then
+moves what they sum.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from producers.engines.draft_plan import DraftPlan
 from producers.engines.held_slices import check_slices, void_others
+from producers.engines.known_layout import layout_known, no_pickles
+from producers.engines.rank_meeting import EngineMeeting, FarMeeting
 from producers.engines.scatter import HeldWeights
 from producers.engines.shared_plan import Share, SharedPlan
 from producers.engines.stretched_executor import stretched_executor
@@ -38,8 +41,9 @@ class EngineRank:
     """The place of this process among the ranks of an engine."""
 
     number: int
+    local: int  # number among the ranks of its machine, and of its GPU there
     slicing: Slicing
-    meeting: Path  # a file that all ranks can open
+    meeting: EngineMeeting
     name: str  # of the group: no other engine of the machine has it
     deadline_s: float
     share: Share  # how ranks learn what rank 0 decides by its clock
@@ -63,12 +67,11 @@ class EngineRank:
         import torch.distributed as dist
         from vllm.platforms import current_platform
 
-        # all ranks are on this machine, and nobody else's
-        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo", VLLM_HOST_IP="127.0.0.1")
+        os.environ.update(self.meeting.environment())
         ranks = self.slicing.ranks
         dist.init_process_group(
             current_platform.dist_backend, rank=self.number, world_size=ranks,
-            store=dist.FileStore(str(self.meeting), ranks), timeout=timedelta(seconds=self.deadline_s),
+            store=self.meeting.store(ranks, self.deadline_s), timeout=timedelta(seconds=self.deadline_s),
         )  # fmt: skip
         layout = self.slicing.layout
         if self.stretched:  # as vLLM has it by default, but that a variable of the user's would change it
@@ -99,7 +102,7 @@ def _executor(rank: EngineRank) -> type[Any]:
 
         def _distributed_args(self) -> tuple[str, int, int]:
             # what follows the colon names vLLM's shared memory
-            return f"joined:{rank.name}", rank.number, rank.number
+            return f"joined:{rank.name}", rank.number, rank.local
 
     return RankExecutor
 
@@ -118,7 +121,7 @@ def joined_ranks(rank: EngineRank | None) -> Iterator[None]:
     plain = MessageQueue.create_from_process_group
     MessageQueue.create_from_process_group = staticmethod(lambda *given, **named: None)
     try:
-        with nullcontext() if choices.cuda() else _joined_on_cpu(rank):
+        with layout_known(rank.meeting), nullcontext() if choices.cuda() else _joined_on_cpu(rank):
             yield
     finally:
         MessageQueue.create_from_process_group = plain
@@ -134,13 +137,18 @@ def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
     from vllm.distributed.device_communicators import cpu_communicator as shared
 
     plain = shared._CPUSHMDistributed._init_cpu_shm
+    asks = shared.CpuCommunicator._all_group_ranks_share_shm_group_name
     shared._CPUSHMDistributed._init_cpu_shm = _without_names(plain)
+    near = not isinstance(rank.meeting, FarMeeting)
+    shared.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: near
     if rank.slicing.layout.tensor > _COMMUTES:
         shared.CpuCommunicator.all_reduce = add_in_order
     try:
-        yield
+        with no_pickles():
+            yield
     finally:
         shared._CPUSHMDistributed._init_cpu_shm = plain
+        shared.CpuCommunicator._all_group_ranks_share_shm_group_name = asks
 
 
 def _without_names(plain: Callable[[Any], int]) -> Callable[[Any], int]:

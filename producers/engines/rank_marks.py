@@ -1,4 +1,4 @@
-"""How far each rank of an engine is, in memory that all ranks share: so a standstill can be told apart.
+"""How far each rank of an engine is, in memory that ranks share: so a standstill can be told apart.
 
 A rank marks each act when it begins it and when it is done. Ranks wait for each other within steps; so one
 that has not begun what others have begun is the one that they wait for.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,15 @@ class RankMarks:
     def end(self, rank: int) -> None:
         """Mark that a rank is done with it."""
         self._marks[rank, 1] = self._marks[rank, 0]
+
+    def of(self, ranks: Iterable[int]) -> list[tuple[int, int, int]]:
+        """Return ranks with their counts, for a machine that can't see this memory."""
+        return [(rank, *map(int, self._marks[rank])) for rank in ranks]  # type: ignore[misc]
+
+    def set(self, marks: Iterable[tuple[int, int, int]]) -> None:
+        """Take over the counts of ranks of another machine."""
+        for rank, begun, done in marks:
+            self._marks[rank] = begun, done
 
     def behind(self, ranks: int) -> list[int]:
         """Return the ranks that all others wait for, as far as the marks tell; empty if none is behind."""

@@ -19,10 +19,10 @@ from producers.engines.engine import LocalEngine
 from producers.engines.engine_messages import Abort, HandOver, Install, Prepare, Refused, Rest, Submit
 from producers.engines.engine_process import answer
 from producers.engines.engine_ranks import rank_deadline_s
+from producers.engines.other_engine_ranks import RankOptions, connections
 from producers.engines.rank_group import EngineRank
 from producers.engines.rank_marks import RankMarks
 from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, SlicesHeld, Step
-from producers.engines.rank_team import RankOptions, connections
 from producers.engines.same_work import DrawnSoFar, tokens_digest
 from producers.engines.shared_plan import Share
 from producers.engines.vllm_engine import VllmSettings
@@ -43,7 +43,7 @@ def main() -> None:
 
     def serve(link: Connection, engine: LocalEngine) -> None:
         assert isinstance(engine, VllmEngine)
-        work = lambda: serve_beside(beside, engine, options.number)  # noqa: E731
+        work = lambda: serve_beside(beside, engine, options.local)  # noqa: E731
         threading.Thread(target=work, daemon=True, name="beside").start()
         FollowingRank(link, engine, options.number, RankMarks(Path(options.marks))).run()
 
@@ -63,8 +63,9 @@ def following_engine(options: RankOptions, share: Share) -> VllmEngine:
     settings = ENGINES.loaded(spec.generator)
     assert isinstance(settings, VllmSettings)
     slicing = Slicing.of(Path(options.engine.model), settings.layout)
-    meeting, deadline_s = Path(options.meeting), rank_deadline_s(spec)
-    rank = EngineRank(options.number, slicing, meeting, options.group, deadline_s, share)
+    rank = EngineRank(
+        options.number, options.local, slicing, options.meeting, options.group, rank_deadline_s(spec), share
+    )
     return settings.own_engine(options.engine.model, spec, rank)
 
 
@@ -112,16 +113,19 @@ class FollowingRank:
         return self._drawn.digest
 
 
-def serve_beside(link: Connection, engine: VllmEngine, number: int) -> None:
-    """Prepare and hash weights beside the steps of a rank, until the connection ends."""
+def serve_beside(link: Connection, engine: VllmEngine, local: int) -> None:
+    """Prepare and hash weights beside the steps of a rank, until the connection ends.
+
+    `local`: its number among the ranks of its machine, and that of its GPU.
+    """
     if choices.cuda():
-        torch.cuda.set_device(number)  # else this thread would take memory of the first GPU
+        torch.cuda.set_device(local)  # else this thread would take memory of the first GPU
     try:
         while True:
             act = _beside.decode(link.recv_bytes())
             link.send_bytes(_encode(_held(act, engine)))
-    except (EOFError, BrokenPipeError):
-        pass  # rank 0 has ended
+    except (EOFError, OSError):
+        pass  # rank 0 has ended, or its machine is lost
 
 
 def _held(act: BesideAct, engine: VllmEngine) -> BesideReport:

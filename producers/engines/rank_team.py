@@ -2,6 +2,7 @@
 
 rank 0 ── acts, as it does them itself ──► rank n     between steps
        ── prepare, hash ──────────────────► rank n     beside steps
+       ── a patch, once ──────────────────► machine    for all ranks there
 
 A rank that dies, refuses or stands still ends the engine: the others would wait for it for ever, in a sum.
 """
@@ -11,28 +12,32 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from infra.code import child_environment, module
-from infra.supervise.children import inherited_descriptors, kill, start_child
+from infra.ranks.rank_addresses import meeting_place
 from producers.engines.engine import EngineError
-from producers.engines.engine_messages import EngineOptions, Paced, Ready, Refused
+from producers.engines.engine_door import EngineDoor
+from producers.engines.engine_messages import EngineOptions, Paced, Prepare, Ready, Refused
+from producers.engines.far_machine import FarMachine
+from producers.engines.far_messages import StartRanks
+from producers.engines.other_engine_ranks import FarEngineRank, LocalEngineRank, OtherEngineRank
 from producers.engines.rank_marks import RankMarks
+from producers.engines.rank_meeting import EngineMeeting, FarMeeting, LocalMeeting
 from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, RankReport, SlicesHeld
 from producers.engines.same_work import DISAGREE
 
 _LOOK_S = 0.5  # how often the watch looks at the time
+_LARGEST = 256 << 20  # bytes of a report
 _GRACE_S = 5.0  # how long rank 0 has to end by itself once another rank has failed
 
 _Report = TypeVar("_Report", Ready, Did)
@@ -41,58 +46,21 @@ _decode = msgspec.msgpack.Decoder(list[RankReport]).decode
 _decode_beside = msgspec.msgpack.Decoder(BesideReport).decode
 
 
-class RankOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a rank's process."""
-
-    engine: EngineOptions
-    number: int
-    meeting: str  # the file through which ranks find each other
-    group: str  # the name of this engine's ranks
-    marks: str  # the file of `RankMarks`
-    acts: int  # descriptor of the connection
-    beside: int  # the same, for work beside steps
-
-
-class _OtherRank:
-    """The process of one other rank."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.reports: queue.SimpleQueue[Ready | Did | None] = queue.SimpleQueue()  # None: it failed
-
-    def open(self, options: EngineOptions, **shared: str) -> _OtherRank:
-        """Start the process. Return itself. `shared`: what `RankOptions` says of all ranks."""
-        self.acts, acts = Pipe()
-        self.beside, beside = Pipe()
-        inherited = inherited_descriptors()
-        said = RankOptions(
-            engine=options, number=self.number, acts=acts.fileno(), beside=beside.fileno(), **shared
-        )
-        self.process: subprocess.Popen[bytes] = start_child(
-            [
-                sys.executable, "-m", module("producers.engines.rank_process"),
-                msgspec.json.encode(said).decode(),
-            ],
-            pass_fds=[acts.fileno(), beside.fileno(), *inherited],
-            env=child_environment(),
-        )  # fmt: skip
-        acts.close()
-        beside.close()
-        return self
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.number} of the engine (process {self.process.pid})"
-
-
 class RankTeam:
     """The other ranks of an engine. All methods but `prepare` and `hashes` are for rank 0's own thread."""
 
-    def __init__(self, options: EngineOptions, ranks: int, group: str, *, deadline_s: float) -> None:
+    def __init__(
+        self, options: EngineOptions, ranks: int, group: str, *, deadline_s: float,
+        door: EngineDoor | None = None,
+    ) -> None:  # fmt: skip
+        """`door`: where machines come in that hold the last ranks; None: all are on this machine."""
         self._options, self._ranks, self.group, self._deadline = options, ranks, group, deadline_s
-        self._meeting = os.memfd_create("meeting")
+        self._memory = os.memfd_create("meeting")
+        self.meeting: EngineMeeting = LocalMeeting(f"/proc/{os.getpid()}/fd/{self._memory}")
+        self._door = door
         self._marks = RankMarks()
-        self._others: list[_OtherRank] = []
+        self._others: list[OtherEngineRank] = []
+        self._machines: list[FarMachine] = []
         self._error: EngineError | None = None
         self._noticed, self._closed = threading.Event(), threading.Event()
         self._busy_since: float | None = None
@@ -100,23 +68,46 @@ class RankTeam:
         self._tell: Callable[[EngineError], None] = _say_last_words
         self._watch = threading.Thread(target=self._look, daemon=True, name="ranks")
 
-    @property
-    def meeting(self) -> Path:
-        """The file through which ranks find each other."""
-        return Path(f"/proc/{os.getpid()}/fd/{self._meeting}")
-
     def open(self) -> RankTeam:
-        """Start the processes, from rank 0's own thread, which lives as long as they shall. Return itself."""
+        """Start the processes, from rank 0's own thread, which lives as long as they shall. Return itself.
+
+        With ranks on other machines it waits for these first.
+        """
         self._owner = threading.get_ident()
-        for number in range(1, self._ranks):
+        far: list[OtherEngineRank] = []
+        here = self._ranks
+        if self._door is not None:
+            with contextlib.closing(self._door.open()) as door:
+                here -= door.wanted
+                far += self._begin(door, here)
+        for number in range(1, here):
             self._others.append(
-                _OtherRank(number).open(
-                    self._options, meeting=str(self.meeting),
-                    group=self.group, marks=str(self._marks.path),
+                LocalEngineRank(number).open(
+                    self._options, meeting=self.meeting, group=self.group, marks=str(self._marks.path)
                 )
-            )  # fmt: skip
+            )
+        self._others += far
         self._watch.start()
         return self
+
+    def _begin(self, door: EngineDoor, first: int) -> list[FarEngineRank]:
+        """Have the machines start the ranks from `first` on, in a row. Return those."""
+        self._machines = door.machines(self._deadline)
+        held = [(one, number) for number, one in enumerate(self._machines, 1) for _ in range(one.ranks)]
+        held = held[: self._ranks - first]
+        self._place = meeting_place(self._ranks, door.host)
+        numbers = [0] * first + [number for _, number in held]
+        self.meeting = meeting = FarMeeting(door.host, self._place.port, door.host, numbers)
+        door.expect(range(first, self._ranks))
+        for number, machine in enumerate(self._machines, 1):
+            ranks = [rank for rank, its in enumerate(numbers) if its == number]
+            start = StartRanks(self._options, ranks, meeting, self.group, door.token)
+            machine.start(start, self._marks, self._deadline)
+        links = door.links(self._deadline)
+        return [
+            FarEngineRank(rank, machine, links[rank, False], links[rank, True])
+            for rank, (machine, _) in enumerate(held, first)
+        ]
 
     def on_failure(self, tell: Callable[[EngineError], None]) -> None:
         """Have `tell` called, in another thread, before this process is ended because a rank has failed."""
@@ -164,30 +155,47 @@ class RankTeam:
             if self._next(other, Did).digest != digest:
                 raise EngineError(f"{other.name} and rank 0 have other {what}: {DISAGREE}")
 
-    def prepare(self, act: BesideAct, own: Callable[[], None]) -> None:
-        """Have all ranks prepare weights at the same time; `own` does it for rank 0. Called beside steps."""
-        self._ask(act)
-        own()
+    def prepare(self, act: Prepare, own: Callable[[], None]) -> None:
+        """Have all ranks prepare weights at the same time; `own` does it for rank 0. Called beside steps.
+
+        A patch goes to each other machine once, while the ranks of this one read it.
+        """
+        with ThreadPoolExecutor(max(1, len(self._machines)), "patch") as pool:
+            there = {one: pool.submit(one.bring, Path(act.file)) for one in self._machines}
+            self._ask(act, [one for one in self._others if not isinstance(one, FarEngineRank)])
+            own()
+            for one in self._others:
+                if isinstance(one, FarEngineRank):
+                    self._ask(Prepare(str(self._brought(there[one.machine]))), [one])
         for _ in self._held("prepare weights"):
             pass
+        for machine in self._machines:
+            machine.drop_patch()
+
+    def _brought(self, patch: Future[Path]) -> Path:
+        try:
+            return patch.result()
+        except EngineError:
+            self._await_cause()
+            raise
 
     def hashes(self, act: BesideAct, own: Callable[[], dict[str, str]]) -> list[dict[str, str]]:
         """Return the digests of all ranks, in their order. Called beside steps."""
-        self._ask(act)
+        self._ask(act, self._others)
         return [own(), *self._held("hash weights")]
 
     def close(self) -> None:
         """End the other ranks."""
         self._closed.set()
+        for machine in self._machines:
+            machine.drop()
         for other in self._others:
-            kill(other.process)
-            other.acts.close()
-            other.beside.close()
+            other.close()
         if self._watch.is_alive():
             self._watch.join()
 
-    def _ask(self, act: BesideAct) -> None:
-        for other in self._others:
+    def _ask(self, act: BesideAct, others: Sequence[OtherEngineRank]) -> None:
+        for other in others:
             with contextlib.suppress(OSError):
                 other.beside.send_bytes(_encode(act))
 
@@ -199,7 +207,7 @@ class RankTeam:
                 if time.monotonic() > until:
                     raise self._late(other, f"to {what}")
             try:
-                report = _decode_beside(other.beside.recv_bytes())
+                report = _decode_beside(other.beside.recv_bytes(_LARGEST))
             except (EOFError, OSError):
                 self._await_cause()
                 raise EngineError(f"{other.name} has ended") from None
@@ -208,7 +216,7 @@ class RankTeam:
             assert isinstance(report, SlicesHeld)
             yield report.digests
 
-    def _next(self, other: _OtherRank, kind: type[_Report]) -> _Report:
+    def _next(self, other: OtherEngineRank, kind: type[_Report]) -> _Report:
         try:
             report = other.reports.get(timeout=self._deadline)
         except queue.Empty:
@@ -217,7 +225,7 @@ class RankTeam:
         assert isinstance(report, kind)
         return report
 
-    def _late(self, other: _OtherRank, what: str) -> EngineError:
+    def _late(self, other: OtherEngineRank, what: str) -> EngineError:
         return EngineError(f"{other.name} took more than {self._deadline:.0f} s {what}")
 
     def _check(self) -> None:
@@ -235,7 +243,7 @@ class RankTeam:
 
     def _look(self) -> None:
         """Take reports, and see that no rank dies or stands still."""
-        links: dict[object, _OtherRank] = {other.acts: other for other in self._others}
+        links: dict[object, OtherEngineRank] = {other.acts: other for other in self._others}
         while not self._closed.is_set():
             for link in wait(list(links), _LOOK_S):  # type: ignore[arg-type]
                 if (error := self._take(links[link])) is not None:
@@ -246,12 +254,12 @@ class RankTeam:
                 self._fail(self._standstill())
                 return
 
-    def _take(self, other: _OtherRank) -> EngineError | None:
+    def _take(self, other: OtherEngineRank) -> EngineError | None:
         """Take the reports of a rank. Return why it has failed; None if it has not."""
         try:
-            reports = _decode(other.acts.recv_bytes())
+            reports = _decode(other.acts.recv_bytes(_LARGEST))
         except (EOFError, OSError):
-            return None if self._closed.is_set() else EngineError(f"{other.name} {_end_of(other.process)}")
+            return None if self._closed.is_set() else EngineError(f"{other.name} {other.how_it_ended()}")
         for report in reports:
             if isinstance(report, Refused):
                 return _refusal(other, report)
@@ -262,10 +270,10 @@ class RankTeam:
     def _standstill(self) -> EngineError:
         behind = self._marks.behind(self._ranks)
         which = f"rank {', '.join(map(str, behind))} is behind" if behind else "all ranks are in it"
-        ids = ", ".join(f"{other.number}: {other.process.pid}" for other in self._others)
+        where = ", ".join(f"{other.number}: {other.place}" for other in self._others)
         return EngineError(
             f"the ranks of the engine took more than {self._deadline:.0f} s to {self._doing}: {which} "
-            f"(processes 0: {os.getpid()}, {ids})"
+            f"(0: process {os.getpid()}, {where})"
         )
 
     def _fail(self, error: EngineError) -> None:
@@ -283,19 +291,7 @@ def _say_last_words(error: EngineError) -> None:
     sys.stderr.flush()
 
 
-def _refusal(other: _OtherRank, report: Refused) -> EngineError:
+def _refusal(other: OtherEngineRank, report: Refused) -> EngineError:
     failed = EngineError(f"{other.name}: {report.reason}")
     failed.lasting = report.lasting
     return failed
-
-
-def _end_of(process: subprocess.Popen[bytes]) -> str:
-    try:
-        return f"ended with status {process.wait(_GRACE_S)}; the log above has its last words"
-    except subprocess.TimeoutExpired:
-        return "closed its connection"
-
-
-def connections(options: RankOptions) -> tuple[Connection, Connection]:
-    """Return a rank's ends of its connections: for acts, and for work beside steps."""
-    return Connection(options.acts), Connection(options.beside)

@@ -89,7 +89,8 @@ class RemoteEngine:
 
     def wait_until_ready(self) -> None:
         """Wait until the engine can take requests. Raises EngineError if that takes too long."""
-        self._await(Ready, "to be ready")
+        with_machines = 2 if self._options.far else 1  # first it waits for other machines as long
+        self._await(Ready, "to be ready", with_machines * self._deadline)
 
     def submit(self, request: SampleRequest) -> None:
         self._orders.append(Submit(request))
@@ -166,9 +167,9 @@ class RemoteEngine:
                 self._link.send_bytes(_encode(self._orders))
             self._orders.clear()
 
-    def _await(self, kind: type[Report], what: str) -> Report:
-        """Wait for the next report of a kind."""
-        until = time.monotonic() + self._deadline
+    def _await(self, kind: type[Report], what: str, deadline_s: float | None = None) -> Report:
+        """Wait for the next report of a kind. `deadline_s`: by default the one of this engine."""
+        until = time.monotonic() + (deadline_s or self._deadline)
         while True:
             for report in self._take(max(0.0, until - time.monotonic()), what):
                 if isinstance(report, kind):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from producers.engines.engine import EngineSettings, LocalEngine
+from producers.engines.engine import EngineSettings, FarRanksAsked, LocalEngine
 from producers.engines.vllm_options import VllmOption, check_options
 from schemas.rank_layout import RankLayout
 from schemas.runspec import RunSpec
@@ -24,6 +24,7 @@ class VllmSettings(EngineSettings):
 
     free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib", "gpu_memory"})
     records_routes: ClassVar[bool] = True
+    ranks_elsewhere: ClassVar[bool] = True
 
     kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
     batch_invariant: bool = Field(
@@ -45,7 +46,8 @@ class VllmSettings(EngineSettings):
         le=64,
         description="Ranks of an engine: processes that hold a slice of the weights and of the KV cache "
         "each, and compute each step together. For a model that does not fit on one GPU. Each rank takes a "
-        "GPU of its own, all on one machine; on a CPU each takes `threads`. The model's attention heads must "
+        "GPU of its own, on the generator's machine unless `placement.engine_ranks` places some elsewhere; "
+        "on a CPU each takes `threads`. The model's attention heads must "
         "be divisible by it. Bits differ from those of another number of ranks.",
     )
     pipeline_parallel: int = Field(
@@ -110,11 +112,17 @@ class VllmSettings(EngineSettings):
         return "" if self.quantization == "none" else self.quantization
 
     def make(self, model: str, spec: RunSpec) -> LocalEngine:
+        return self._measured(model, spec, None)
+
+    def make_with_far_ranks(self, model: str, spec: RunSpec, far: FarRanksAsked) -> LocalEngine:
+        return self._measured(model, spec, far)
+
+    def _measured(self, model: str, spec: RunSpec, far: FarRanksAsked | None) -> LocalEngine:
         from producers.engines.engine_ranks import leading_engine
         from producers.engines.measured_steps import measure_steps
 
         own = lambda rank: self.own_engine(model, spec, rank)  # noqa: E731
-        made = own(None) if self.layout.ranks == 1 else leading_engine(own, model, spec)
+        made = own(None) if self.layout.ranks == 1 else leading_engine(own, model, spec, far)
         measure_steps(made, self.slots)
         return made
 

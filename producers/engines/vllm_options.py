@@ -12,7 +12,6 @@ from schemas.shortening import shown
 
 VllmOption = bool | int | float | str
 
-_ONE_MACHINE = "an engine is on one machine; see generator.tensor_parallel and placement.generators"
 _WEIGHTS = "the trainer's weights are written into vLLM's own, as StreamRL lays them out"
 _SETTINGS = {
     "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype",
@@ -26,7 +25,9 @@ _SETTINGS = {
 }  # fmt: skip
 _REASONS = {
     **{name: f"that is said by {setting}" for name, setting in _SETTINGS.items()},
-    **dict.fromkeys(("data_parallel_size", "distributed_executor_backend"), _ONE_MACHINE),
+    "data_parallel_size": "an engine has one copy of the model; say placement.generators for more",
+    "distributed_executor_backend": "StreamRL starts the ranks of an engine; see generator.tensor_parallel "
+    "and placement.engine_ranks",
     **dict.fromkeys(("load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",

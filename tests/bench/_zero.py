@@ -24,6 +24,7 @@ from consumers.learners import collective, forward
 from consumers.learners.learner import LocalLearner
 from consumers.losses.objective import objective
 from consumers.ranks.choose_learner import local_learner
+from infra.ranks.rank_addresses import meeting_place
 from infra.supervise import children
 from schemas.runspec import RunSpec
 from tests.bench._runs import ROOT
@@ -39,7 +40,7 @@ def zero_against_ddp(
 
     `cpu_ratio` is that of rank 0's CPU time, which other work on the machine touches less.
     """
-    place = collective.meeting_place(RANKS)
+    place = meeting_place(RANKS)
     spec = _spec(stage, groups)
     given = {"model": model, "spec": spec.model_dump_json(), "rounds": rounds, "steps": steps}
     given["length"] = length

@@ -18,17 +18,17 @@ import numpy as np
 from infra.weights.patch import Patch
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.engine_process import answer
+from producers.engines.other_engine_ranks import RankOptions, connections
 from producers.engines.pace import StepTimes
 from producers.engines.rank_marks import RankMarks
 from producers.engines.rank_process import FollowingRank, serve_beside
-from producers.engines.rank_team import RankOptions, connections
 
 
 class CountingRank:
     """An engine of one rank."""
 
     def __init__(self, way: str = "", number: int = 0) -> None:
-        self.way = way if number else ""
+        self.way = Path(way).name if number else ""
         if self.way == "refuses":
             raise EngineError("there is no such model")
         self.left: dict[str, int] = {}

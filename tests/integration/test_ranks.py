@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from consumers.batches.micro_batches import micro_batch
 from consumers.batches.training_rows import TrainingRow
-from consumers.learners.collective import RanksError
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.member import RankDied
 from consumers.replay import Again
 from infra import runs
+from infra.ranks.rank_addresses import RanksError
 from infra.route_shapes import route_shape
 from infra.weights.digest import digests_of
 from schemas.expert_routes import pack_routes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from consumers.learners import collective
+from infra.ranks.rank_addresses import meeting_place
 
 LISTENS = "0A"
 
@@ -27,7 +27,7 @@ def listening(port: int) -> set[str]:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux alone says who listens")
 def test_ranks_meet_on_loopback_alone() -> None:
-    place = collective.meeting_place(2)
+    place = meeting_place(2)
     loopback = "".join(f"{int(part):02X}" for part in reversed(["127", "0", "0", "1"]))
     assert listening(place.port) == {loopback}
     other = dist.TCPStore("127.0.0.1", place.port, 2, is_master=False)
@@ -36,5 +36,5 @@ def test_ranks_meet_on_loopback_alone() -> None:
 
 
 def test_every_meeting_has_a_port_of_its_own() -> None:
-    places = [collective.meeting_place(2) for _ in range(3)]
+    places = [meeting_place(2) for _ in range(3)]
     assert len({place.port for place in places}) == 3

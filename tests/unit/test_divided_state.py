@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from consumers.learners import state_pieces
-from consumers.learners.collective import RanksError
 from consumers.learners.snapshot import PartPlace, StateSnapshot
 from consumers.learners.state_pieces import InPieces, elements_of, pieces
 from consumers.steps import state_parts
@@ -24,6 +23,7 @@ from consumers.steps.divided_state import DividedState
 from consumers.steps.state_layout import layout_of
 from consumers.steps.state_parts import write_part
 from infra.keys import KeyRing
+from infra.ranks.rank_addresses import RanksError
 from infra.stores.file_store import FileStore
 from infra.waiting import WaitedTooLong
 from infra.weights.manifest import Tensor

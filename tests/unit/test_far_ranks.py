@@ -15,25 +15,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from consumers.learners.collective import WrongAddress, interface_of
 from consumers.learners.learner import TorchLearner
-from consumers.ranks import far_rank, rendezvous
+from consumers.ranks import far_rank
 from consumers.ranks.choose_learner import learner_of
-from consumers.ranks.doorway import Doorway
 from consumers.ranks.far_member import FarMember
 from consumers.ranks.far_rank import NoModelHere, check_model
-from consumers.ranks.frames import read_frame, write_frame
-from consumers.ranks.handshake import Hello, NotLetIn, introduce, let_in, versions
 from consumers.ranks.member import RankDied
+from consumers.ranks.rank_hello import Hello
 from consumers.ranks.rank_wire import Accumulate, CommandDone, Working
+from consumers.ranks.trainer_door import TrainerDoor
 from infra.contents import MODEL
 from infra.errors import Explained
+from infra.ranks import rendezvous
+from infra.ranks.frames import read_frame, write_frame
+from infra.ranks.handshake import NotLetIn, introduce, let_in, versions
+from infra.ranks.rank_addresses import WrongAddress, interface_of
 from infra.roles.context import RoleContext, Stopped
 from infra.stores.store import StoreError
 from infra.waiting import WaitedTooLong
@@ -45,6 +48,7 @@ from tests.training import train
 from tests.waiting import wait_until
 
 KEY = b"k" * 32
+HELLOS = msgspec.msgpack.Decoder(Hello)
 HELLO = Hello(local=2, versions=versions())
 SPEC = make_spec(
     algorithm={"groups": 6, "group_size": 4}, trainer={"ranks": 3, "least_microbatches": 3},
@@ -85,7 +89,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 def test_a_rank_that_knows_the_key_is_let_in() -> None:
     rank, trainer = tcp_pair()
     with rank, trainer:
-        with other_side(lambda: let_in(trainer, KEY)) as found:
+        with other_side(lambda: let_in(trainer, KEY, HELLOS)) as found:
             introduce(rank, KEY, HELLO)
         assert found == [HELLO]
         assert rank.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)  # a machine that vanishes is noticed
@@ -93,14 +97,14 @@ def test_a_rank_that_knows_the_key_is_let_in() -> None:
 
 def test_each_side_refuses_one_that_lacks_the_key() -> None:
     rank, trainer = tcp_pair()
-    with trainer, other_side(lambda: let_in(trainer, KEY)) as found:
+    with trainer, other_side(lambda: let_in(trainer, KEY, HELLOS)) as found:
         with pytest.raises(NotLetIn, match="does not know"):
             introduce(rank, b"another", HELLO)
         rank.close()
     assert isinstance(found[0], NotLetIn)
     rank, trainer = tcp_pair()
-    with rank, trainer, other_side(lambda: let_in(trainer, KEY)) as found:
-        rank.sendall(b"streamrl rank 1\n" + b"n" * 32)
+    with rank, trainer, other_side(lambda: let_in(trainer, KEY, HELLOS)) as found:
+        rank.sendall(b"streamrl rank 2\n" + b"n" * 32)
         rank.recv(64, socket.MSG_WAITALL)
         rank.sendall(b"h" * 32)
     assert isinstance(found[0], NotLetIn)
@@ -109,7 +113,7 @@ def test_each_side_refuses_one_that_lacks_the_key() -> None:
 @given(st.binary(max_size=200))
 def test_a_stranger_is_refused(said: bytes) -> None:
     rank, trainer = socket.socketpair()
-    with trainer, other_side(lambda: let_in(trainer, KEY)) as found:
+    with trainer, other_side(lambda: let_in(trainer, KEY, HELLOS)) as found:
         with suppress(OSError):  # it may be refused before all is said
             rank.sendall(said)
         rank.close()
@@ -212,7 +216,7 @@ def test_a_rank_that_works_is_waited_for() -> None:
 def test_a_machine_is_missed_by_name(tmp_path: Path) -> None:
     spec = SPEC.model_copy(update={"placement": make_spec(
         trainer={"ranks": 3}, placement={"ranks": {"elsewhere": 2}}).placement})  # fmt: skip
-    door = Doorway(tmp_store(tmp_path), context_of(tmp_path, spec).record, logging.getLogger("test"))
+    door = TrainerDoor(tmp_store(tmp_path), context_of(tmp_path, spec).record, logging.getLogger("test"))
     door.open(threading.Event())
     with pytest.raises(WaitedTooLong, match=r"2 ranks .* at 127.0.0.1.*`streamrl join test-1 .* --ranks 2`"):
         door.members(0.1)
@@ -226,7 +230,7 @@ def tmp_store(folder: Path) -> Any:
 def test_only_ranks_of_the_run_come_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Strangers, ranks with other code, and those that are gone again are not counted."""
     context = context_of(tmp_path)
-    door = Doorway(context.store, context.record, logging.getLogger("test")).open(threading.Event())
+    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
     at = rendezvous.newest(context.store, context.record)
     assert at is not None
     where, key = (at.host, at.port), bytes.fromhex(at.key)
@@ -308,7 +312,7 @@ def test_ranks_here_and_elsewhere_compute_the_bits_of_one(
     context, log = context_of(tmp_path), logging.getLogger("streamrl.test")
     with rank_elsewhere(tmp_path):
         for kill in (True, False):
-            door = Doorway(context.store, context.record, log)
+            door = TrainerDoor(context.store, context.record, log)
             learner = learner_of(model, SPEC, run="test-1", log=log, door=door)
             try:
                 train(learner, SPEC, 1)

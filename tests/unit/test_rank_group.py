@@ -16,6 +16,7 @@ from infra.weights.slices import Slicing
 from producers.engines.engine import EngineError, Pace
 from producers.engines.held_slices import part_of
 from producers.engines.rank_group import EngineRank, add_in_order, new_group_name
+from producers.engines.rank_meeting import LocalMeeting
 from producers.engines.shared_plan import SharedPlan
 from schemas.rank_layout import RankLayout
 from tests.factories import make_spec, make_tiny_mixture, make_tiny_model
@@ -80,7 +81,9 @@ class Held:
 
 
 def rank_of(slicing: Slicing, number: int) -> EngineRank:
-    return EngineRank(number, slicing, Path("nowhere"), new_group_name(), 1.0, lambda own: own())
+    return EngineRank(
+        number, number, slicing, LocalMeeting("nowhere"), new_group_name(), 1.0, lambda own: own()
+    )
 
 
 def test_an_engine_that_divides_a_model_otherwise_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from infra.supervise.children import inherited_descriptors, start_child
 from infra.weights.patch import Patch, PatchFile
-from producers.engines import rank_team
+from producers.engines import other_engine_ranks, rank_team
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.leading_rank import LeadingRank
@@ -33,7 +33,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     def fake(command: list[str], **how: Any) -> Any:
         return start_child([*command[:2], "tests.fakes.counting_rank", *command[3:]], **how)
 
-    monkeypatch.setattr(rank_team, "start_child", fake)
+    monkeypatch.setattr(other_engine_ranks, "start_child", fake)
     teams: list[RankTeam] = []
 
     def make(way: str = "fine", ranks: int = 3) -> tuple[LeadingRank, RankTeam]:
@@ -154,7 +154,7 @@ def test_rank_0_is_ended_if_it_waits_for_a_rank_that_stands_still(
         wait_until(lambda: ended, what="the end of this process")
         team._error = None  # this test goes on
     assert ended == [1]
-    assert "took more than 1 s to make a decode step: rank 1 is behind (processes 0:" in str(said[0])
+    assert "took more than 1 s to make a decode step: rank 1 is behind (0: process " in str(said[0])
 
 
 def test_rank_0_is_ended_if_a_rank_takes_no_more_acts(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

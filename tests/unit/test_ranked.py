@@ -18,10 +18,10 @@ from consumers.learners.learner import Learner, TorchLearner
 from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import loss_of
 from consumers.ranks.choose_learner import learner_of
-from consumers.ranks.frames import read_frame, write_frame
 from consumers.ranks.rank_wire import CommandDone, batch_from_bytes, batch_to_bytes
 from consumers.ranks.ranked_learner import RankedLearner
 from consumers.steps.step_record import recipe_of
+from infra.ranks.frames import read_frame, write_frame
 from infra.stores.store import StoreError
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec

@@ -1,0 +1,79 @@
+"""The door of a rank 0 for ranks of other machines: it says where it is, and lets in those that know the key.
+
+runs/<run>/<meeting>.json ──► a rank elsewhere ── connects, handshake ──► `took` is told who it is
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+
+from infra.errors import Explained
+from infra.ranks.handshake import let_in
+from infra.ranks.rendezvous import Rendezvous
+
+_MOST_AT_ONCE = 64  # connections whose handshake goes on
+
+_Hello = TypeVar("_Hello")
+
+
+class Doorway(Generic[_Hello]):
+    """Listens on one address, and shakes hands with whoever comes."""
+
+    def __init__(
+        self, host: str, hello: msgspec.msgpack.Decoder[_Hello],
+        took: Callable[[socket.socket, str, _Hello], None], log: logging.Logger,
+    ) -> None:  # fmt: skip
+        """`took`: gets the connection, the address and the first frame of each rank that was let in.
+
+        It is called in a thread, and raises an error that is Explained to send the rank away.
+        """
+        self.host, self._hello, self._took, self._log = host, hello, took, log
+        self._handshakes = threading.Semaphore(_MOST_AT_ONCE)
+
+    def open(self, announce: Callable[[int], Rendezvous]) -> Doorway[_Hello]:
+        """Listen. Return itself. `announce`: writes down that ranks are let in at a port, by a new key."""
+        self._listening = socket.create_server((self.host, 0), backlog=2 * _MOST_AT_ONCE)
+        try:
+            self.announced = announce(self._listening.getsockname()[1])
+        except BaseException:
+            self._listening.close()
+            raise
+        threading.Thread(target=self._accept, daemon=True, name="doorway").start()
+        return self
+
+    def close(self) -> None:
+        """Stop listening."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, (address, *_) = self._listening.accept()
+            except OSError:
+                return  # it is closed
+            if not self._handshakes.acquire(timeout=1.0):
+                connection.close()
+                continue
+            threading.Thread(
+                target=self._greet, args=(connection, str(address)), daemon=True, name="handshake"
+            ).start()
+
+    def _greet(self, connection: socket.socket, address: str) -> None:
+        try:
+            self._took(
+                connection, address, let_in(connection, bytes.fromhex(self.announced.key), self._hello)
+            )
+        except (OSError, ValueError, Explained) as error:
+            self._log.warning("a connection from %s was not let in: %s", address, error)
+            connection.close()
+        finally:
+            self._handshakes.release()
