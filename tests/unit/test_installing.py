@@ -19,6 +19,7 @@ from infra.weights.slices import slice_name
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 from producers.installing import Newest, VerifiedWeights
+from schemas.rank_layout import RankLayout
 from tests.factories import make_spec, make_tiny_model
 
 
@@ -105,7 +106,7 @@ def test_an_engine_of_several_ranks_is_asked_for_slices(tmp_path: Path) -> None:
     weights = WeightStore(open_store(f"file://{tmp_path}/store"), "r-1")
     weights.publish(0, tensors, trainer_epoch=0)
     manifest, copy = weights.update(None, 0)
-    fresh = Newest(make_spec().model, ModelFolder(model), 2).version(manifest, copy)
+    fresh = Newest(make_spec().model, ModelFolder(model), RankLayout(2)).version(manifest, copy)
     assert set(fresh.digests) == {slice_name(name, rank) for name in tensors for rank in (0, 1)}
     column = "model.layers.0.mlp.down_proj.weight"
     assert fresh.digests[slice_name(column, 1)] == tensor_digest(tensors[column][:, 32:])
