@@ -54,8 +54,10 @@ from producers.engines.far_messages import (
     ToMachine,
 )
 from producers.engines.other_engine_ranks import RankOptions, start_rank
-from producers.engines.patch_transfer import BadPatch, ReceivedPatch, largest_patch
+from producers.engines.patch_transfer import largest_patch, receive_patch
 from producers.engines.rank_marks import RankMarks
+from producers.engines.received_patch import PatchRefused, ReceivedPatch
+from producers.engines.server_facts import DIGEST_BYTES
 
 ROLE = "engine_ranks"
 
@@ -76,7 +78,7 @@ class ControlLink:
         self._in, self._out = connection.makefile("rb"), connection.makefile("wb")
         self._one_at_a_time = threading.Lock()
         self._starts: queue.SimpleQueue[StartRanks | NotTaken] = queue.SimpleQueue()
-        self._patch: ReceivedPatch | None = None
+        self._patch = contextlib.ExitStack()  # holds the newest one
 
     def open(self) -> ControlLink:
         """Listen. Return itself."""
@@ -111,7 +113,7 @@ class ControlLink:
         except (OSError, ValueError, msgspec.MsgspecError, Explained) as error:
             self._log.info("the connection to the engine ended: %s", error)
         finally:
-            self._drop_patch()
+            self._patch.close()
             self.lost.set()
 
     def _take(self, said: ToMachine) -> None:
@@ -120,23 +122,18 @@ class ControlLink:
         elif isinstance(said, PatchFollows):
             self._take_patch(said.size)
         else:
-            self._drop_patch()
+            self._patch.close()
 
     def _take_patch(self, size: int) -> None:
         """Receive a patch. One that can't be taken ends the connection: what follows it can't be read."""
-        self._drop_patch()
-        self._patch = ReceivedPatch()
+        self._patch.close()
         try:
-            self._patch.receive(size, self._in, self._largest)
-        except (OSError, BadPatch) as error:
+            received = self._patch.enter_context(ReceivedPatch(size + DIGEST_BYTES, self._largest))
+            path = receive_patch(received, size, self._in)
+        except (OSError, PatchRefused) as error:
             self.say(MachineRefused(f"could not take a patch of weights: {error}"))
             raise
-        self.say(PatchTaken(str(self._patch.path)))
-
-    def _drop_patch(self) -> None:
-        if self._patch is not None:
-            self._patch.close()
-            self._patch = None
+        self.say(PatchTaken(path))
 
 
 class MachineRanks:

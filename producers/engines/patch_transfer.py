@@ -2,8 +2,7 @@
 
 frame PatchFollows(size) · the file's bytes · their digest (BLAKE3, 32 bytes)
 
-TCP holds the sender back. The receiver writes into memory that has no name, and gives the patch away only if
-its digest is right.
+TCP holds the sender back. The receiver gives a patch away only if its digest is right (`received_patch.py`).
 """
 
 from __future__ import annotations
@@ -16,18 +15,14 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from infra.errors import Explained
 from infra.weights.folder import ModelFolder
 from producers.engines.far_messages import PatchFollows
+from producers.engines.received_patch import ReceivedPatch
+from producers.engines.server_facts import DIGEST_BYTES
 
 _PIECE = 1 << 20
-_DIGEST = 32
 _ELEMENT = 8  # bytes of the largest element that a patch may bring
 _INDEX = 16 << 20  # bytes of the index of a patch, at most
-
-
-class BadPatch(Explained):
-    """A patch did not arrive as it was sent."""
 
 
 def send_patch(file: Path, say: Callable[[PatchFollows], None], send: Callable[[bytes], None]) -> int:
@@ -39,7 +34,7 @@ def send_patch(file: Path, say: Callable[[PatchFollows], None], send: Callable[[
         while piece := source.read(_PIECE):
             digest.update(piece)
             send(piece)
-    send(digest.digest(_DIGEST))
+    send(digest.digest(DIGEST_BYTES))
     return size
 
 
@@ -49,37 +44,13 @@ def largest_patch(model: str) -> int:
     return _INDEX + _ELEMENT * sum(map(math.prod, folder.shapes.values()))
 
 
-class ReceivedPatch:
-    """A patch that another machine sent, in this machine's memory."""
+def receive_patch(received: ReceivedPatch, size: int, source: BinaryIO) -> str:
+    """Take so many bytes and their digest. Return the path by which other processes open the patch.
 
-    def __init__(self) -> None:
-        self._memory = os.memfd_create("patch")
-
-    @property
-    def path(self) -> Path:
-        """The path by which other processes open the file, until `close`."""
-        return Path(f"/proc/{os.getpid()}/fd/{self._memory}")
-
-    def receive(self, size: int, source: BinaryIO, most: int) -> None:
-        """Take so many bytes and their digest.
-
-        Raises BadPatch if it is larger than it may be, was cut off, or does not have that digest, and OSError
-        if there is no memory for it.
-        """
-        if size > most:
-            raise BadPatch(f"a patch of weights has {size} bytes, and the model allows {most}")
-        digest, left = blake3(), size
-        with open(self._memory, "wb", closefd=False) as file:
-            while left:
-                piece = source.read(min(left, _PIECE))
-                if not piece:
-                    raise BadPatch(f"the connection ended {left} bytes before the end of a patch of weights")
-                digest.update(piece)
-                file.write(piece)
-                left -= len(piece)
-        if source.read(_DIGEST) != digest.digest(_DIGEST):
-            raise BadPatch("a patch of weights has another digest than it was sent with")
-
-    def close(self) -> None:
-        """Let the memory go. Processes that have mapped the file keep what they mapped."""
-        os.close(self._memory)
+    Raises PatchRefused if it was cut off or damaged, and OSError if there is no memory for it.
+    """
+    left = size + DIGEST_BYTES
+    while left and (piece := source.read(min(left, _PIECE))):
+        received.add(piece)
+        left -= len(piece)
+    return received.finished()

@@ -1,4 +1,4 @@
-"""A patch of weights that comes over HTTP to a server of vLLM: in memory, checked, and then never changed.
+"""A patch of weights that comes to another machine or process: in memory, checked, and then never changed.
 
 bytes of the patch ┊ hash of them (blake3)      as they are sent
 """
@@ -11,16 +11,17 @@ from typing import Any
 
 from blake3 import blake3
 
+from infra.errors import Explained
 from infra.files.sealed_memory import new_memory, seal
 from producers.engines.server_facts import DIGEST_BYTES
 
 
-class PatchRefused(Exception):
-    """There is no patch for this server in what came; the message says why."""
+class PatchRefused(Explained):
+    """There is no patch for this model in what came; the message says why."""
 
 
 class ReceivedPatch:
-    """A file in memory that is filled once. Leave its context when all workers have opened it."""
+    """A file in memory that is filled once. Leave its context when all processes have opened it."""
 
     def __init__(self, length: int, most: int) -> None:
         """`length`: bytes that are to come, with those of the hash. `most`: bytes that a patch may have."""
