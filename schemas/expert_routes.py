@@ -27,7 +27,8 @@ _HEAD = struct.Struct("<BHH")
 _TYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
 _NARROW = 256  # experts that one byte tells apart
 _LEVEL = 1  # higher ones save nothing
-_OVERHEAD = 64  # bytes of a frame around its numbers
+_OVERHEAD = 256  # bytes of a frame around its numbers, and of each block of 128 KiB: mostly tables of codes
+_BLOCK = 128 << 10  # bytes
 _LOOSE = 1.05  # zstd takes so many times what the entropy of its bytes asks for
 _own = threading.local()  # neither a compressor nor a decompressor may be used by two threads at once
 
@@ -59,7 +60,7 @@ class RouteShape:
             mean = (self.experts - 1) / self.taken
             bits = (mean + 1) * math.log2(mean + 1) - mean * math.log2(mean) if mean else 0.0
             each = min(each, _LOOSE * max(1.0, bits) / 8)
-        return _HEAD.size + _OVERHEAD + math.ceil(each * numbers * 1.001)
+        return _HEAD.size + _OVERHEAD + math.ceil(numbers * (each + _OVERHEAD / _BLOCK))
 
 
 def pack_routes(routes: np.ndarray) -> bytes:

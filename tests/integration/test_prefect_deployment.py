@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +80,15 @@ class Deployed:
             lambda: self.state(run) in ("COMPLETED", "FAILED", "CRASHED"), what="the end of the flow",
             deadline_s=240,
         )  # fmt: skip
-        log = self.post("logs/filter", {"logs": {"flow_run_id": {"any_": [str(run)]}}})
-        assert self.state(run) == "COMPLETED", "\n".join(line["message"] for line in log)
+        assert self.state(run) == "COMPLETED", self.said([str(run)])
+
+    def said(self, runs: Sequence[str]) -> str:
+        """The states of some flow runs, and their logs."""
+        states = [f"{run}: {self.state(UUID(run))}" for run in runs]
+        log = self.post(
+            "logs/filter", {"logs": {"flow_run_id": {"any_": list(runs)}}, "sort": "TIMESTAMP_ASC"}
+        )
+        return "\n".join([*states, *(f"{line['timestamp'][11:19]} {line['message']}" for line in log)])
 
     def roles(self) -> set[str]:
         """The roles of a run that have a process now."""
@@ -220,7 +227,14 @@ def test_the_flow_rebalance_calls_a_deployment_for_a_second_generator(deployed: 
                 decode(one.value, Sample).generator for one in read_all(bus, topics.samples, deadline_s=30)
             }
 
-        wait_until(lambda: len(generators()) == 2, what="samples of the second one", deadline_s=180)
+        try:
+            wait_until(lambda: len(generators()) == 2, what="samples of the second one", deadline_s=180)
+        except AssertionError as error:
+            flows = [
+                one["id"]
+                for one in deployed.post("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 3})
+            ]
+            raise AssertionError(f"{error}\n{deployed.said(flows)}") from None
         (decided,) = [
             decode(one.value, BalanceRecord) for one in read_all(bus, topics.balance, deadline_s=30)
         ]

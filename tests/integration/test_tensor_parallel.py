@@ -174,23 +174,43 @@ def test_four_ranks_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
 
 
 def test_samples_move_with_their_bits(engine: RemoteEngine) -> None:
-    requests = [SampleRequest(f"{number:07d}-00", [4, 5], 150, number, 1.0) for number in range(4)]
+    requests = [SampleRequest(f"{number:07d}-00", [4, 5], 190, number, 1.0) for number in range(4)]
     whole = run(engine, requests)
-    for one in requests:
-        engine.submit(one)
-    wait_until(lambda: engine.step(0.05) or sum(engine.unfinished().values()) > 20, what="some tokens")
-    names = [one.id for one in requests]
-    parts = {part.id: part for part in engine.hand_over(names)}
-    assert parts and any(part.tokens.size for part in parts.values())
+    parts = handed_over_midway(engine, requests)
     for one in requests:
         if (part := parts.get(one.id)) is None:
             continue
-        rest = SampleRequest(one.id, one.prompt, 150, one.seed, 1.0, made=part.tokens.tolist())
+        rest = SampleRequest(one.id, one.prompt, 190, one.seed, 1.0, made=part.tokens.tolist())
         went_on = run(engine, [rest])[one.id]
         tokens = np.concatenate([part.tokens, went_on.tokens])
         logprobs = np.concatenate([part.logprobs, went_on.logprobs])
         np.testing.assert_array_equal(tokens, whole[one.id].tokens)
         np.testing.assert_array_equal(logprobs, whole[one.id].logprobs)
+
+
+def handed_over_midway(engine: RemoteEngine, requests: Sequence[SampleRequest]) -> dict[str, DrawnAnswer]:
+    """Begin samples and take them back with some tokens each. Return those that had not ended."""
+    parts: dict[str, DrawnAnswer] = {}
+
+    def taken() -> bool:
+        for one in requests:
+            engine.submit(one)
+        found: list[DrawnAnswer] = []
+
+        def some_drawn() -> bool:
+            found.extend(engine.step(0.02))
+            return bool(found) or sum(engine.unfinished().values()) > 20
+
+        wait_until(some_drawn, what="some tokens")
+        parts.update({part.id: part for part in engine.hand_over([one.id for one in requests])})
+        while len(found) + len(parts) < len(requests):  # a busy machine may make whole samples meanwhile
+            found += engine.step(0.1)
+        if not any(part.tokens.size for part in parts.values()):
+            parts.clear()
+        return bool(parts)
+
+    wait_until(taken, what="a sample with some tokens")
+    return parts
 
 
 def test_drafts_change_no_bit_though_ranks_have_clocks_of_their_own(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -43,6 +43,7 @@ def some_routes(shape: RouteShape, tokens: int, seed: int = 0) -> np.ndarray:
 
 
 @given(shapes(), st.integers(0, 40), st.integers(0, 9))
+@example(RouteShape(layers=2, taken=6, experts=8), 14, 0)  # few numbers, and tables of codes beside them
 @settings(deadline=None)
 def test_routes_come_back_as_they_were(shape: RouteShape, tokens: int, seed: int) -> None:
     routes = some_routes(shape, tokens, seed)
