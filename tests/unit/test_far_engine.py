@@ -365,8 +365,8 @@ def test_marks_of_ranks_that_a_machine_does_not_hold_are_passed_over() -> None:
         write_frame(file, machine_ranks.Marked([(1, 7, 6), (9999, 1, 1), (0, 5, 5)]))
         write_frame(file, PatchTaken("/a"))
         file.write(struct.pack("<Q", 1 << 40))
-    far.close()
     assert "would have" in machine.how_it_ended(1, 30.0)
+    far.close()  # not before: what it has not read would make the kernel drop what it has said
     assert marks.of([0, 1]) == [(0, 0, 0), (1, 7, 6)]
     machine.drop()
 
