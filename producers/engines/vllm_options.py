@@ -28,6 +28,17 @@ _REASONS = {
     "data_parallel_size": "an engine has one copy of the model; say placement.generators for more",
     "distributed_executor_backend": "StreamRL starts the ranks of an engine; see generator.tensor_parallel "
     "and placement.engine_ranks",
+    **dict.fromkeys(
+        ("nnodes", "node_rank", "master_addr"), "ranks of other machines are said by placement.engine_ranks"
+    ),
+    **dict.fromkeys(
+        ("prefill_context_parallel_size", "decode_context_parallel_size"),
+        "ranks divide tensors, experts and layers, and each has the keys and values of its heads and layers",
+    ),
+    **dict.fromkeys(
+        ("offload_backend", "cpu_offload_gb", "offload_group_size"),
+        "weights lie where the engine computes, since new ones are written and hashed in place",
+    ),
     **dict.fromkeys(("load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",
