@@ -21,6 +21,8 @@ from producers.engines import machine_ranks
 from producers.engines.engine import EngineError, FarRanksAsked, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
+from schemas.rank_layout import RankLayout
+from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec, make_tiny_model
 from tests.integration.test_tensor_parallel import (
     DEADLINE_S,
@@ -72,9 +74,9 @@ def machine(folder: Path) -> Iterator[RoleContext]:
         assert not thread.is_alive()
 
 
-def far_engine(folder: Path) -> RemoteEngine:
+def far_engine(folder: Path, spec: RunSpec = SPEC) -> RemoteEngine:
     options = EngineOptions(
-        model=str(folder / "model"), spec=SPEC.model_dump_json(),
+        model=str(folder / "model"), spec=spec.model_dump_json(),
         far=FarRanksAsked(f"file://{folder}/store", RUN, 0),
     )  # fmt: skip
     made = RemoteEngine(options, threading.Event(), deadline_s=DEADLINE_S).open()
@@ -139,3 +141,27 @@ def test_a_far_rank_that_is_killed_is_named_and_the_machine_serves_the_next_star
         wait_until(lambda: not far_ranks(), what="the end of the far rank with rank 0")
     finally:
         again.close()
+
+
+def test_layers_may_be_divided_among_machines(tmp_path: Path) -> None:
+    """Hidden states alone cross the network, and bits are those of an engine that has all layers."""
+    generator = {"slots": 8, "kv_cache_mib": 2, "pipeline_parallel": 2}
+    spec = SPEC.model_copy(update={"generator": make_spec(generator=generator).generator})
+    model = make_tiny_model(tmp_path / "model")
+    store = open_store(f"file://{tmp_path}/store")
+    create(store, spec, bootstrap_servers="none", model=str(model), run_id=RUN)
+    requests = [request(number) for number in range(12)]
+    alone = started(model, ranks=1)
+    try:
+        give(alone, model, weights(model, change=1), layout=RankLayout())
+        expected = run(alone, requests)
+    finally:
+        alone.close()
+    with machine(tmp_path):
+        stretched = far_engine(tmp_path, spec)
+        try:
+            give(stretched, model, weights(model, change=1), layout=RankLayout(1, 2))
+            for name, answer in run(stretched, requests).items():
+                same_bits(answer, expected[name])
+        finally:
+            stretched.close()
