@@ -371,9 +371,9 @@ def _far_ranks(context: RoleContext) -> FarRanksAsked | None:
     wanted = context.spec.placement.engine_ranks.elsewhere
     if not wanted:
         return None
-    context.heart.waiting(
-        "ranks of its engine on other machines",
-        unblocked_by=f"streamrl join {context.run} --engine-ranks {wanted}",
+    context.heart.working(  # it loads for most of that time, which is work
+        f"starting: {wanted} ranks come by `streamrl join {context.run} --engine-ranks {wanted}`",
+        cause="starting",
     )
     return FarRanksAsked(context.store.url, context.run, context.number)
 

@@ -360,9 +360,9 @@ class EngineRanksSection(Section):
         0,
         ge=0,
         le=63,
-        description="Of the ranks of each engine (`generator.tensor_parallel`), those on other machines. A "
-        "generator waits for them: say `streamrl join RUN --engine-ranks N` there. Each step then waits for "
-        "the network, several times a layer.",
+        description="Of the ranks of each engine (`tensor_parallel` × `pipeline_parallel`), those on other "
+        "machines. A generator waits for them: say `streamrl join RUN --engine-ranks N` there. Each step "
+        "then waits for the network, several times a layer.",
     )
     address: HostOrNetwork = Field(
         "127.0.0.1",
@@ -592,8 +592,8 @@ class RunSpec(Section):
         if elsewhere and elsewhere >= self.generator.devices:
             raise ValueError(
                 f"placement.engine_ranks.elsewhere ({elsewhere}) must be less than the ranks of an engine "
-                f"({self.generator.devices}, by generator.tensor_parallel), of which one is beside its "
-                "generator"
+                f"({self.generator.devices}, tensor_parallel × pipeline_parallel), of which one is "
+                "beside its generator"
             )
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadline_s: f
     """
     interface = interface_of(seat.address)
     os.environ |= {
-        "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface,
+        "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}",
         # DeepSpeed reads them. A launcher may have numbered its processes otherwise.
         "LOCAL_RANK": str(seat.local), "RANK": str(seat.number), "WORLD_SIZE": str(seat.ranks),
     }  # fmt: skip

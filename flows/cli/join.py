@@ -65,7 +65,8 @@ def join(
         str | None,
         typer.Option(
             "--model",
-            help="Folder of the starting model here. If there is none, generators fetch it; ranks need it.",
+            help="Folder of the starting model here. If there is none, generators and ranks of engines fetch "
+            "it; ranks of a trainer need it.",
         ),
     ] = None,
     reward: Annotated[

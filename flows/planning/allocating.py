@@ -136,10 +136,7 @@ class MachineAllocator:
     def _why_none(self, goal: PlanGoal) -> str:
         quickest = by_goal(list(self._seen.values()), PlanGoal("time"))
         if not quickest and self._short:
-            return (
-                f"{self._short}, and no other split of these machines can work. Give machines more memory, "
-                "or less generator.kv_cache_mib"
-            )
+            return f"{self._short}. No other split of these machines can work"
         if not quickest:
             return (
                 "no split of these machines can work: a pool has too few devices for both sides. Give "

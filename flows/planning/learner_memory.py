@@ -138,7 +138,9 @@ class _Estimate:
         kept += self._beside(adapter)
         moments = 0.0
         if self._offloads:
-            moments = _MOMENTS * (adapter or self.sizes.elements * self._share("moments"))
+            # ZeRO steps weights of its own there, by gradients that it copies there
+            each = _MOMENTS + (2 * _FLOAT if self._stage else 0.0)
+            moments = each * (adapter or self.sizes.elements * self._share("moments"))
         return LearnerMemory(kept, self._at_work(adapter), moments * (2 if loss.critic else 1))
 
     @property

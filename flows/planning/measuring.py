@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -145,7 +146,8 @@ def engine_and_learner(
 
 
 def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
-    gpus = DealtGpus.of_run(spec, visible_gpus())
+    # all ranks of an engine start here, also where the run has some elsewhere
+    gpus = replace(DealtGpus.of_run(spec, visible_gpus()), each=spec.generator.gpus)
     own = gpus.for_ranks() if role == TRAINER else gpus.for_generator(0)
     return {**worker_environment(), **places.env, **environment(role, spec), **allocator(), **own}
 

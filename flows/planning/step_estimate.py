@@ -128,14 +128,17 @@ class MachineSplit:
                 return (
                     f"placement.machines.{pool.name}: a machine has {in_gib(pool.memory_bytes)} of "
                     f"main memory, and {on_one} generators of {in_gib(each)} each{there} take "
-                    f"{in_gib(on_one * each + beside)}: {fit} of them would fit"
+                    f"{in_gib(on_one * each + beside)}: {fit} of them would fit. Take fewer generators, "
+                    "or less generator.kv_cache_mib, or say more memory_gib"
                 )
         pool, needed = self.trainer.pool, self.trainer.learner.memory_bytes
         needed /= pool.machines_of(self.trainer.devices)
         if pool.memory_bytes is not None and needed > pool.memory_bytes:
             return (
                 f"placement.machines.{pool.name}: a machine has {in_gib(pool.memory_bytes)} of main "
-                f"memory, and the trainer takes {in_gib(needed)} of it"
+                f"memory, and the trainer takes {in_gib(needed)} of it. Say more memory_gib, or "
+                "take more machines"
+                + ("" if pool.shares_cores else ", or leave out trainer.offload_optimizer")
             )
         return ""
 

@@ -68,7 +68,7 @@ class TableTimes:
         layout, shape = self.spec.generator.layout, self.shape
         able = [one for one in degrees if shape.heads % one == 0]
         if layout.whole_experts:
-            able = [one for one in able if shape.experts % one == 0]
+            able = [one for one in able if one > 1 and shape.experts % one == 0]
         return [one * layout.stretches for one in able if one * layout.stretches <= devices]
 
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:

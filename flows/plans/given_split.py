@@ -29,7 +29,7 @@ def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = N
         chosen = tuple((_in_turns(inputs, kind), count) for kind, count in chosen)
     split = MachineSplit(trainer, chosen, inputs.demand.lookahead, takes_turns=turns)
     if problem := split.memory_problem():
-        raise PlanError(f"{problem}. Take fewer generators, or less generator.kv_cache_mib")
+        raise PlanError(problem)
     return split
 
 
@@ -89,6 +89,11 @@ def _generators(inputs: PlanningInputs, pools: tuple[MachinePool, ...]) -> dict[
 def _kind(inputs: PlanningInputs, pool: MachinePool) -> GeneratorKind:
     times, able = inputs.times, inputs.times.tensor_parallel(pool.hardware, pool.devices)
     devices = able[0] if pool.shares_cores else inputs.spec.generator.devices
+    if not pool.shares_cores and devices > pool.devices:
+        raise PlanError(
+            f"placement.machines.{pool.name}: an engine takes {devices} devices (tensor_parallel × "
+            f"pipeline_parallel), and a machine has {pool.devices}: name machines with more"
+        )
     if most := times.most_slots(pool.hardware, devices) if devices in able else 0:
         slots = min(most, inputs.spec.generator.slots)
         return GeneratorKind(pool, times.engine(pool.hardware, devices, slots), devices)

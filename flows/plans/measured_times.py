@@ -147,12 +147,14 @@ class MeasuredTimes:
     def _main_memory(self, one: HardwareProfile, ranks: int) -> float:
         """Return the main memory of a trainer on CPUs."""
         parameters = one.profile.identity.parameters
+        four_bits = False
         try:
-            sizes = counts_for_memory(self.table().shape)
+            table = self.table()
+            sizes, four_bits = counts_for_memory(table.shape), table.four_bits
         except ShapeError:
             sizes = ModelSizes(parameters)
         tokens = min(float(self.spec.trainer.microbatch_tokens), self.demand.tokens)
-        of_rank = learner_memory(self.spec, sizes, ranks, tokens=tokens, on_gpu=False)
+        of_rank = learner_memory(self.spec, sizes, ranks, tokens=tokens, on_gpu=False, four_bits=four_bits)
         return trainer_bytes(parameters, ranks, of_rank)
 
     def trainer_problem(self, hardware: str, devices: int) -> str:

@@ -77,6 +77,12 @@ def _check_hardware(profile: Profile, hardware: str, setting: str, known: Sequen
         )
 
 
+_AS_SERVERS = {
+    "generator.engine": '"vllm"', "generator.pipeline_parallel": "1", "generator.expert_parallel": "false",
+    "generator.quantization": '"none"',
+}  # fmt: skip
+
+
 def _of_any_engine(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that a profile depends on, and of the engine's those that all engines have."""
     return {
@@ -91,9 +97,15 @@ def _check_run(
 ) -> None:
     identity = profile.identity
     there, here = identity.settings, profiled_settings(spec)
+    unlike: list[str] = []
     if spec.generator.computes_elsewhere:  # it was made with an engine whose steps can be timed
+        unlike = [
+            f"the setting {name}: it was {there[name]}, and servers have {plain}"
+            for name, plain in _AS_SERVERS.items()
+            if there.get(name, plain) != plain
+        ]
         there, here = (_of_any_engine(one) for one in (there, here))
-    wrong = differences_by_name("setting", there, here)
+    wrong = unlike + differences_by_name("setting", there, here)
     if model is not None:
         if model_shape(model) != identity.model:
             wrong.insert(

@@ -71,6 +71,11 @@ def plan_run(
     say: Say = lambda text, done, total: None,
 ) -> RunPlan:  # fmt: skip
     """Return the best plan. Raises PlanError if nothing can work, or nothing meets the deadline."""
+    if inputs.spec.placement.engine_ranks.elsewhere:
+        raise PlanError(
+            "placement.engine_ranks: engines over several machines are not planned. Set elsewhere: 0 for a "
+            "plan of engines that fit on one machine each"
+        )
     say("splits of the machines", 0, 1)
     # a server keeps its memory while it rests
     may_take_turns = may_take_turns and not inputs.spec.generator.computes_elsewhere

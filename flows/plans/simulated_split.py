@@ -130,9 +130,10 @@ def simulated_split(
     # formulas know the tail of all samples
     longer_by = _step_s(spec, split, drawn, iterations) / _step_s(small.spec, small.split, few, iterations)
     step_s = found.step_s * longer_by
-    return replace(
-        found, step_s=step_s, samples_per_s=samples / step_s, cost_per_1000=found.cost_per_1000 * longer_by
-    )
+    # each of its samples stands for several, and some of the machines were left out
+    dearer = split.price / small.split.price if small.split.price else 1.0
+    cost = found.cost_per_1000 * longer_by * dearer / small.factor
+    return replace(found, step_s=step_s, samples_per_s=samples / step_s, cost_per_1000=cost)
 
 
 def _step_s(spec: RunSpec, split: MachineSplit, drawn: DrawnLengths, iterations: int) -> float:

@@ -92,6 +92,8 @@ def _check_ranks(record: RunRecord, ranks: RanksHere) -> None:
             f"the trainer of run {record.id} has all its ranks on its own machine: set placement.ranks."
             "elsewhere"
         )
+    if ranks.generator is not None and not ranks.engine:
+        raise RunFailed("--of-generator is for ranks of an engine: say --engine-ranks, too")
     if ranks.engine and not record.spec.placement.engine_ranks.elsewhere:
         raise RunFailed(
             f"the engines of run {record.id} have all their ranks beside their generators: set "

@@ -12,23 +12,23 @@ import msgspec
 
 from infra.errors import Explained
 
-_LENGTH = struct.Struct("<Q")
+FRAME_LENGTH = struct.Struct("<Q")
 _LARGEST = 1 << 32  # bytes: msgpack holds no more in one value
 
 
 def write_frame(file: BinaryIO, data: msgspec.Struct) -> None:
     """Write a frame and flush."""
     raw = msgspec.msgpack.encode(data)
-    file.write(_LENGTH.pack(len(raw)) + raw)
+    file.write(FRAME_LENGTH.pack(len(raw)) + raw)
     file.flush()
 
 
 def read_frame(file: BinaryIO, largest: int = _LARGEST) -> bytes | None:
     """Read the next frame; None if the other side is gone. Raise Explained if it would be too large."""
-    head = file.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
+    head = file.read(FRAME_LENGTH.size)
+    if len(head) < FRAME_LENGTH.size:
         return None
-    (size,) = _LENGTH.unpack(head)
+    (size,) = FRAME_LENGTH.unpack(head)
     if size > largest:
         raise Explained(f"a message between ranks would have {size} bytes; {largest} are allowed")
     data = file.read(size)

@@ -13,17 +13,18 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import time
 from importlib import metadata
 from typing import TypeVar
 
 import msgspec
 
 from infra.errors import Explained
-from infra.ranks.frames import read_frame, write_frame
+from infra.ranks.frames import FRAME_LENGTH, write_frame
 
 _GREETING = b"streamrl rank 2\n"
 _NONCE, _DIGEST = 32, 32
-_PATIENCE_S = 10.0  # for each part of the handshake
+_PATIENCE_S = 10.0  # for the whole handshake: whoever has no key may not stay
 _LARGEST_HELLO = 4096
 _KEEPALIVE_S, _PROBES = 5, 6  # a machine that vanished is found after about half a minute
 
@@ -50,10 +51,11 @@ def versions(*more: str) -> str:
 
 def introduce(connection: socket.socket, key: bytes, hello: msgspec.Struct) -> None:
     """Show rank 0 that this is a rank of its meeting, and have it show the same. Raise NotLetIn if not."""
+    until = time.monotonic() + _PATIENCE_S
     connection.settimeout(_PATIENCE_S)
     own = secrets.token_bytes(_NONCE)
     connection.sendall(_GREETING + own)
-    theirs, said = _received(connection, _NONCE), _received(connection, _DIGEST)
+    theirs, said = _received(connection, _NONCE, until), _received(connection, _DIGEST, until)
     if not hmac.compare_digest(said, _digest(key, b"rank 0", own, theirs)):
         raise NotLetIn("the process at the address of rank 0 does not know the key: it is another one")
     connection.sendall(_digest(key, b"rank", own, theirs))
@@ -65,31 +67,34 @@ def introduce(connection: socket.socket, key: bytes, hello: msgspec.Struct) -> N
 
 def let_in(connection: socket.socket, key: bytes, hello: msgspec.msgpack.Decoder[_Hello]) -> _Hello:
     """Return the first frame of a rank that knows the key. Raise NotLetIn if it does not."""
-    connection.settimeout(_PATIENCE_S)
-    if _received(connection, len(_GREETING)) != _GREETING:
+    until = time.monotonic() + _PATIENCE_S
+    if _received(connection, len(_GREETING), until) != _GREETING:
         raise NotLetIn("it is no rank")
-    theirs, own = _received(connection, _NONCE), secrets.token_bytes(_NONCE)
+    theirs, own = _received(connection, _NONCE, until), secrets.token_bytes(_NONCE)
     connection.sendall(own + _digest(key, b"rank 0", theirs, own))
-    if not hmac.compare_digest(_received(connection, _DIGEST), _digest(key, b"rank", theirs, own)):
+    said = _received(connection, _DIGEST, until)
+    if not hmac.compare_digest(said, _digest(key, b"rank", theirs, own)):
         raise NotLetIn("it does not know the key of this start of rank 0")
-    with connection.makefile("rb", buffering=0) as file:
-        raw = read_frame(file, _LARGEST_HELLO)  # type: ignore[arg-type]
+    (size,) = FRAME_LENGTH.unpack(_received(connection, FRAME_LENGTH.size, until))
+    if size > _LARGEST_HELLO:
+        raise NotLetIn(f"its first message has {size} bytes, and {_LARGEST_HELLO} are allowed")
     try:
-        said = hello.decode(raw or b"")
+        first = hello.decode(_received(connection, size, until))
     except msgspec.MsgspecError as error:
         raise NotLetIn(f"its first message can't be read: {error}") from error
     connection.settimeout(None)
     _notice_silence(connection)
-    return said
+    return first
 
 
 def _digest(key: bytes, side: bytes, rank: bytes, leader: bytes) -> bytes:
     return hmac.digest(key, side + rank + leader, "sha256")
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
+def _received(connection: socket.socket, size: int, until: float) -> bytes:
     found = b""
     while len(found) < size:
+        connection.settimeout(max(0.001, until - time.monotonic()))
         part = connection.recv(size - len(found))
         if not part:
             raise NotLetIn("the other side closed the connection")

@@ -10,6 +10,7 @@ store may become a rank. The key is drawn at each start.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 
@@ -24,6 +25,7 @@ TRAINER = "ranks"  # the meeting of the trainer's ranks
 _ENGINES = "engine_ranks/"
 _KIND = "ranks"
 _LARGEST = 16 << 10
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,8 @@ def engine_meetings(store: Store, record: RunRecord) -> list[str]:
     """Return the names of the meetings of all engines of a run that have been announced."""
     folder = f"runs/{record.id}/{_ENGINES}"
     names = [key.removeprefix(folder).removesuffix(".json") for key in store.list(folder.rstrip("/"))]
-    return [engine_meeting(number) for number in sorted(int(name) for name in names if name.isdigit())]
+    numbers = sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+    return [engine_meeting(number) for number in numbers]
 
 
 def _key(run: str, meeting: str) -> str:

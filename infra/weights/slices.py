@@ -61,7 +61,10 @@ class Slicing:
                 f"{folder / 'config.json'} does not say how many attention heads the model has ({error!r}), "
                 "so its tensors can't be divided among ranks"[:1000]
             ) from None
-        tied = layout.stretches > 1 and "lm_head.weight" not in ModelFolder(folder).shapes
+        # files may have a copy of a tied head, such as Qwen3-0.6B's
+        tied = layout.stretches > 1 and (
+            config.get("tie_word_embeddings") is True or "lm_head.weight" not in ModelFolder(folder).shapes
+        )
         layers = count_in(config, "num_hidden_layers")
         return cls(layout, heads, kv_heads, layers, count_in(config, *EXPERTS), tied)
 
@@ -216,8 +219,9 @@ class Slicing:
         """Return the first tensor that can't be divided, in words; empty if there is none."""
         try:
             for name, shape in shapes.items():
-                if self.holds(name, 0):
-                    self.slice(name, shape, 0)
+                for rank in range(0, self.ranks, self.layout.tensor):  # one of each stretch
+                    if self.holds(name, rank):
+                        self.slice(name, shape, rank)
         except WeightsError as error:
             setting = "tensor" if self.layout.tensor > 1 else "pipeline"
             return f"generator.{setting}_parallel: {error}"

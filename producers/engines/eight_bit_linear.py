@@ -1,7 +1,8 @@
 """Linear layers of the engine with weights in eight bits (`infra/weights/eight_bits.py`).
 
         weights, by row     activations, by token     product
-int8    int8 × scale        int8 × scale              sums of integers: exact, on CPUs and GPUs
+int8    int8 × scale        int8 × scale              sums of integers: exact, on CPUs and GPUs; a CPU without
+                                                      VNNI adds them in float32, which takes room and time
 fp8     E4M3 × scale        E4M3 × scale              on a GPU of fp8 numbers; on a CPU of the same numbers in
                                                       the model's type, which takes room and saves no time
 
@@ -13,7 +14,7 @@ parameter holds the rows as they came, and its scales lie beside it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from producers.engines.packed_linear import PackedLayer, Product, invariant_prod
 from producers.engines.scatter import HeldWeights
 
 _TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_EXACT = 1024  # products of eight bits whose sum float32 has exactly: it is below 2^24
 # vLLM's kernels: compute capability of a GPU from which on they run, and the first that has none any more
 _GPUS = {"int8": (75, 100), "fp8": (89, None)}
 
@@ -59,7 +61,9 @@ class EightBitLinear:
 
 def rounded_weight(weight: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a weight in eight bits and the scales of its rows: the bits of `EightBits.rounded`."""
-    scale = (weight.float().abs().amax(1) / EIGHT_BITS[kind].most).clamp_min(LEAST_SCALE)
+    largest = weight.float().abs().amax(1)
+    most = largest.new_tensor(EIGHT_BITS[kind].most)  # by a plain number torch multiplies on GPUs: other bits
+    scale = (largest / most).clamp_min(LEAST_SCALE)
     numbers = weight.float() / scale[:, None]
     return (numbers.round() if kind == "int8" else numbers).to(_TYPES[kind]), scale
 
@@ -68,8 +72,17 @@ def integer_product(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtyp
     """Return a function that multiplies by an int8 weight."""
     import vllm._custom_ops as ops
 
+    if not adds_exactly():
+        multiply = _exact(weight)
+        return lambda x, bias: _scaled(multiply, x, weight, scale, bias)
     if choices.LINEAR.forced() == "mkl" or not ops._supports_onednn:
         return lambda x, bias: _scaled(torch._int_mm, x, weight, scale, bias)
+    return _onednn(weight, scale, dtype)
+
+
+def _onednn(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> Product:
+    import vllm._custom_ops as ops
+
     handler = ops.create_onednn_scaled_mm(weight.t(), scale, dtype, True, False, 32)
 
     def product(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -79,6 +92,35 @@ def integer_product(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtyp
         return out
 
     return product
+
+
+@cache
+def adds_exactly() -> bool:
+    """Whether this CPU adds products of eight bits exactly.
+
+    Without VNNI oneDNN adds each two of them in 16 bits, and cuts off what does not fit there.
+    """
+    import vllm._custom_ops as ops
+
+    most, width = torch.full((16, 64), 127, dtype=torch.int8, device="cpu"), 64
+    if not bool((torch._int_mm(most, most.t()) == width * 127 * 127).all()):
+        return False
+    if not ops._supports_onednn:
+        return True
+    ones = torch.ones(16, width, dtype=torch.float32, device="cpu")  # models are loaded with other defaults
+    found = _onednn(most, ones[:, 0].contiguous(), torch.float32)(ones, None)
+    return torch.allclose(found, torch.full_like(found, width * 127.0))
+
+
+def _exact(weight: torch.Tensor) -> Any:
+    """Return a function that multiplies by an int8 weight in float32: parts of it, so that sums are exact."""
+    parts = [packed(part.float().contiguous()) for part in weight.split(_EXACT, dim=1)]
+
+    def multiply(numbers: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        pieces = (piece.float().contiguous() for piece in numbers.split(_EXACT, dim=1))
+        return reduce(torch.add, (part(one, None).double() for part, one in zip(parts, pieces, strict=True)))
+
+    return multiply
 
 
 def _scaled(

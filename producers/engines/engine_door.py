@@ -13,6 +13,8 @@ import logging
 import secrets
 import socket
 import threading
+import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import msgspec
 from blake3 import blake3
 
 from infra.keys import KeysError
+from infra.model_config import read_config
 from infra.ranks import rendezvous
 from infra.ranks.doorway import Doorway
 from infra.ranks.handshake import NotLetIn, versions
@@ -34,7 +37,6 @@ from producers.engines.far_messages import EngineHello, LinkHello, MachineHello
 from producers.engines.rank_meeting import ADDRESS
 
 _LOOK_S = 0.5
-_LARGEST_CONFIG = 16 << 20
 
 
 class EngineDoor:
@@ -85,13 +87,22 @@ class EngineDoor:
         with self._linked:
             self._expected = {(rank, beside) for rank in ranks for beside in (False, True)}
 
-    def links(self, deadline_s: float) -> dict[tuple[int, bool], Connection]:
+    def links(
+        self, deadline_s: float, machines: Sequence[FarMachine] = ()
+    ) -> dict[tuple[int, bool], Connection]:
         """Return the connections of all expected ranks: for acts (False), and for work beside steps (True).
 
-        Raises EngineError if some do not come.
+        Raises EngineError if some do not come, or one of the machines that hold them is lost.
         """
+        until = time.monotonic() + deadline_s
         with self._linked:
-            self._linked.wait_for(lambda: self._expected <= self._links.keys(), deadline_s)
+            while not self._expected <= self._links.keys() and time.monotonic() < until:
+                if gone := next((one for one in machines if one.lost), None):
+                    raise EngineError(
+                        f"the machine {gone.address}, which was to hold ranks of the engine, is lost: "
+                        f"{gone.lost}"
+                    )
+                self._linked.wait(_LOOK_S)
             if missing := sorted({rank for rank, _ in self._expected - self._links.keys()}):
                 raise EngineError(
                     f"ranks {', '.join(map(str, missing))} of the engine did not connect to {self.host} from "
@@ -153,10 +164,9 @@ def engine_versions() -> str:
 
 def config_digest(model: str) -> str:
     """Return a digest of what a model's config says: ranks with other ones would compute otherwise."""
-    file = Path(model) / "config.json"
+    folder = Path(model)
     try:
-        with file.open("rb") as source:
-            said = json.loads(source.read(_LARGEST_CONFIG))
+        said = read_config(folder)
     except (OSError, ValueError) as error:
-        raise EngineError(f"{file} can't be read as the config of a model: {error}") from error
+        raise EngineError(f"config.json of the model in {folder} can't be read: {error}") from error
     return blake3(json.dumps(said, sort_keys=True).encode()).hexdigest(16)

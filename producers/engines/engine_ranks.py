@@ -36,7 +36,7 @@ def leading_engine(
     _check_gpus(ranks - (door.wanted if door else 0))
     options = EngineOptions(model=model, spec=spec.model_dump_json())
     team = RankTeam(options, ranks, new_group_name(), deadline_s=deadline_s, door=door).open()
-    with team.doing("start"):
+    with team.doing("start", marked=False):
         engine = own(EngineRank(0, 0, slicing, team.meeting, team.group, deadline_s, team.decide))
     return LeadingRank(engine, team)
 

@@ -96,6 +96,11 @@ class FarMachine:
         with contextlib.suppress(OSError):  # whoever waits for it meets the error
             self._say(DropPatch())
 
+    @property
+    def lost(self) -> str:
+        """Why a machine that was given ranks is lost; empty: it is not."""
+        return self._lost
+
     def how_it_ended(self, rank: int, patience_s: float) -> str:
         """Return in words how a rank ended whose connection is closed. Waits a moment to hear of it."""
         until = time.monotonic() + patience_s
@@ -124,7 +129,7 @@ class FarMachine:
         try:
             while (frame := read_frame(self._file, FROM_MACHINE_BYTES)) is not None:
                 self._take(_decode(frame))
-        except (OSError, ValueError, msgspec.MsgspecError, Explained) as error:
+        except (OSError, ValueError, OverflowError, msgspec.MsgspecError, Explained) as error:
             why = str(error)
         with self._changed:
             self._lost = self._refused or why

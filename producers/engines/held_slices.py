@@ -45,7 +45,7 @@ def void_others(weights: HeldWeights, folder: ModelFolder, slicing: Slicing, ran
         if slicing.holds(name, rank) or not weights.has_parameter(name):
             continue
         if ".layers." in name or (last and name == _EMBEDDING and not weights.has_parameter(_HEAD)):
-            raise _otherwise(name, slicing, rank)
+            raise _otherwise(name, slicing, rank, "pipeline")
         weights.void(name)
 
 
@@ -63,8 +63,8 @@ def _rounds_to(part: torch.Tensor, held: torch.Tensor, scale: torch.Tensor) -> b
     return bool((far <= _ROUNDING * part.to(far).abs().amax(1, keepdim=True)).all())
 
 
-def _otherwise(name: str, slicing: Slicing, rank: int) -> EngineError:
-    setting = "pipeline" if slicing.layout.tensor == 1 else "tensor"
+def _otherwise(name: str, slicing: Slicing, rank: int, setting: str = "") -> EngineError:
+    setting = setting or ("pipeline" if slicing.layout.tensor == 1 else "tensor")
     refused = EngineError(
         f"vLLM holds tensor {name} otherwise than StreamRL expects on rank {rank} of {slicing.ranks}: such "
         f"a model can't be verified. Set generator.{setting}_parallel: 1"

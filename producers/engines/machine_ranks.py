@@ -28,7 +28,9 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
+from infra import choices
 from infra.errors import Explained
+from infra.gpus import visible_gpus
 from infra.ranks import rendezvous
 from infra.ranks.frames import read_frame, write_frame
 from infra.ranks.handshake import NotLetIn
@@ -38,6 +40,7 @@ from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
 from infra.stores.store import StoreError
 from infra.supervise.children import kill
+from producers.engines.engine import EngineError
 from producers.engines.engine_door import config_digest, engine_versions
 from producers.engines.far_messages import (
     TO_MACHINE_BYTES,
@@ -146,7 +149,8 @@ class MachineRanks:
 
     def run(self) -> str:
         """Start the ranks that rank 0 asks for, and keep them until it is gone. Return how that ended."""
-        link = self._link
+        link, heart = self._link, self._context.heart
+        heart.waiting("an engine to start its ranks here", unblocked_by="generator", cause="generator")
         try:
             while (start := link.start(_LOOK_S)) is None:
                 self._context.check_stop()
@@ -154,7 +158,12 @@ class MachineRanks:
                     return "the engine needs no ranks of this machine"
             if isinstance(start, NotTaken):
                 return f"the engine does not take this machine: {start.reason}"
-            self._start(start)
+            heart.working("computing as ranks of an engine")
+            try:
+                self._start(start)
+            except (OSError, NotLetIn) as error:
+                link.say(MachineRefused(f"it could not start its ranks: {error}"))
+                raise
             return self._keep()
         finally:
             for process in self._processes.values():
@@ -217,6 +226,12 @@ def _reached(context: RoleContext, hello: MachineHello, generator: int | None) -
 
 def body(ranks: int, generator: int | None, context: RoleContext) -> None:
     """Hold ranks of one start of an engine after the other."""
+    if choices.cuda() and len(found := visible_gpus()) < ranks:
+        refused = EngineError(
+            f"--engine-ranks: {ranks} ranks of an engine need a GPU each, and this machine shows {len(found)}"
+        )
+        refused.lasting = True
+        raise refused
     model = context.record.model
     hello = MachineHello(ranks, engine_versions(), config_digest(model))
     largest = largest_patch(model)

@@ -61,6 +61,7 @@ _AGAIN_S, _LONGEST_AGAIN_S = 0.02, 0.5  # between two looks at what a worker doe
 _PACED_S = 0.1  # of tokens that one look at the pace counts
 _SENT = 1 << 20  # bytes of a patch that are handed to a connection at a time
 _PROFILE_S = 1.5
+_GONE = "was started anew, or had another owner meanwhile: its weights are gone"
 _PROFILED = 12  # tokens of each sample of a profile
 
 
@@ -145,9 +146,9 @@ class ServedEngine:
         until = time.monotonic() + self._deadline
         while True:
             try:
-                start = str(self._read(dict[str, str], self._link.post(CLAIM_PATH, self._claiming))["start"])
+                claimed = self._read(dict[str, str], self._link.post(CLAIM_PATH, self._claiming))
                 self._link.claim = self._key
-                return start
+                return claimed.get("start", "")
             except EngineError as error:
                 waits = isinstance(error, ServerAway) or "belongs to" in str(error)
                 if not waits or time.monotonic() > until:
@@ -176,7 +177,7 @@ class ServedEngine:
             try:
                 claimed = await self._link.ask("POST", CLAIM_PATH, self._claiming)
                 if claimed != {"start": self._start}:
-                    self._streams.fail(self._link.wrong("was started anew: its weights are gone"))
+                    self._streams.fail(self._link.wrong(_GONE))
             except EngineError as error:
                 self._streams.fail(error)
 

@@ -44,7 +44,8 @@ class FarMeeting(msgspec.Struct, frozen=True, tag="far"):
         """Return the variables by which gloo, NCCL and vLLM choose an address."""
         interface = interface_of(self.address, ADDRESS)
         return {
-            "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, "VLLM_HOST_IP": self.address,
+            "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}",
+            "VLLM_HOST_IP": self.address,
         }  # fmt: skip
 
     def store(self, ranks: int, deadline_s: float) -> Any:

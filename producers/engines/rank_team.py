@@ -93,7 +93,11 @@ class RankTeam:
     def _begin(self, door: EngineDoor, first: int) -> list[FarEngineRank]:
         """Have the machines start the ranks from `first` on, in a row. Return those."""
         self._machines = door.machines(self._deadline)
-        held = [(one, number) for number, one in enumerate(self._machines, 1) for _ in range(one.ranks)]
+        held = [
+            (one, number)
+            for number, one in enumerate(self._machines, 1)
+            for _ in range(min(one.ranks, self._ranks))
+        ]
         held = held[: self._ranks - first]
         self._place = meeting_place(self._ranks, door.host)
         numbers = [0] * first + [number for _, number in held]
@@ -103,7 +107,7 @@ class RankTeam:
             ranks = [rank for rank, its in enumerate(numbers) if its == number]
             start = StartRanks(self._options, ranks, meeting, self.group, door.token)
             machine.start(start, self._marks, self._deadline)
-        links = door.links(self._deadline)
+        links = door.links(self._deadline, self._machines)
         return [
             FarEngineRank(rank, machine, links[rank, False], links[rank, True])
             for rank, (machine, _) in enumerate(held, first)
@@ -114,11 +118,15 @@ class RankTeam:
         self._tell = tell
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        """Do something that other ranks do, too. Raises EngineError if one of them fails meanwhile."""
+    def doing(self, what: str, *, marked: bool = True) -> Iterator[None]:
+        """Do something that other ranks do, too. Raises EngineError if one of them fails meanwhile.
+
+        `marked`: whether other ranks mark it, too.
+        """
         self._check()
         self._doing, self._busy_since = what, time.monotonic()
-        self._marks.begin(0)
+        if marked:
+            self._marks.begin(0)
         try:
             yield
         except EngineError:

@@ -27,7 +27,7 @@ class ReceivedPatch:
         """`length`: bytes that are to come, with those of the hash. `most`: bytes that a patch may have."""
         self._left = length - DIGEST_BYTES
         if not 0 < self._left <= most:
-            raise PatchRefused(f"a patch of {self._left} bytes is larger than the model allows, or empty")
+            raise PatchRefused(f"a patch of {self._left} bytes: the model allows from 1 to {most}")
         self._hash, self._digest, self._memory = blake3(), b"", -1
 
     def __enter__(self) -> ReceivedPatch:

@@ -90,7 +90,8 @@ class RemoteEngine:
     def wait_until_ready(self) -> None:
         """Wait until the engine can take requests. Raises EngineError if that takes too long."""
         with_machines = 2 if self._options.far else 1  # first it waits for other machines as long
-        self._await(Ready, "to be ready", with_machines * self._deadline)
+        deadline_s = with_machines * self._deadline
+        self._await(Ready, f"to be ready ({deadline_s:.0f} s in all)", deadline_s)
 
     def submit(self, request: SampleRequest) -> None:
         self._orders.append(Submit(request))

@@ -39,6 +39,7 @@ class ServerClaim:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._owner: _Owner | None = None
+        self.owners = 0  # so far; one that has it again after another one counts twice
 
     def take(self, token: str, name: str) -> None:
         """Let a generator have the server. Raises NotClaimed if another one has it."""
@@ -49,6 +50,7 @@ class ServerClaim:
             raise NotClaimed(f"it belongs to {owner.name}")
         else:
             self._owner = _Owner(token, name, now)
+            self.owners += 1
 
     def release(self, token: str) -> None:
         """Let any generator have the server."""

@@ -96,7 +96,8 @@ class ServerDoor:
         if path == CLAIM_PATH:
             wanted = await _claiming(receive)
             self.claim.take(wanted.claim, wanted.name)
-            await _answer(send, 200, {"start": self._start})
+            # another one also after another owner: the weights of the one before may be gone
+            await _answer(send, 200, {"start": f"{self._start}-{self.claim.owners}"})
             return
         if path == FACTS_PATH:
             await self._call(scope, send, "server_facts")

@@ -38,7 +38,7 @@ class ServerLink:
     """A connection to one server."""
 
     def __init__(self, url: str, *, key: str, deadline_s: float) -> None:
-        """`key`: the server's `--api-key`; empty: it has none."""
+        """`key`: the server's `VLLM_API_KEY`; empty: it has none."""
         self.url, self._key, self.deadline_s = url.rstrip("/"), key.strip(), deadline_s
         self.claim = ""  # of the server: goes with all requests
         if not self._key.isprintable():
@@ -81,11 +81,13 @@ class ServerLink:
             return under_way.result((within_s or self.deadline_s) + _CONNECT_S)
         except TooLate:
             under_way.cancel()
-            raise self.late(what) from None
+            raise self.late(what, within_s) from None
 
-    def late(self, what: str) -> EngineError:
+    def late(self, what: str, within_s: float | None = None) -> EngineError:
         """Return the error for a server that does not answer in time."""
-        return EngineError(f"the server {self.url} took more than {self.deadline_s:.0f} s to {what}")
+        return EngineError(
+            f"the server {self.url} took more than {within_s or self.deadline_s:.0f} s to {what}"
+        )
 
     def get(self, path: str) -> Any:
         """Return what a GET answers."""
@@ -97,7 +99,13 @@ class ServerLink:
 
     def facts(self) -> Any:
         """Return what a server says of itself: no claim is needed."""
-        return self._results(self.get(FACTS_PATH), "server_facts")[0]
+        found = self._results(self.get(FACTS_PATH), "server_facts")
+        if len({one.get("machine") for one in found if isinstance(one, dict)}) > 1:
+            raise self.wrong(
+                "has ranks on several machines, and all of them read a patch in the memory of one: start it "
+                "on one machine", lasting=True,
+            )  # fmt: skip
+        return found[0]
 
     def send(self, path: str, content: AsyncIterator[bytes], size: int) -> Any:
         """Return what a POST answers whose body is so many bytes as they are."""
@@ -183,11 +191,12 @@ class ServerLink:
         """Return the error for an answer with another status than 200."""
         text = _quoted(content)
         if status == 401:
-            return self.wrong(f"refuses the key: set {KEY_VARIABLE} to its --api-key", lasting=True)
+            return self.wrong(f"refuses the key: set {KEY_VARIABLE} to its VLLM_API_KEY", lasting=True)
         if status == 404 and path.startswith("/streamrl"):
             return self.wrong(
-                f"has no {path}: start it with --middleware streamrl.serving.ServerDoor", lasting=True
-            )
+                f"has no {path}: start it with VLLM_SERVER_DEV_MODE=1 and "
+                "--middleware streamrl.serving.ServerDoor", lasting=True,
+            )  # fmt: skip
         if status == 409:
             return self.wrong(f"says: {_reason(content)}")
         if status == 404 and not path.startswith("/inference"):

@@ -146,6 +146,8 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPlace]):
         self._settle()
         if staged is None or held is None:
             self._preparing = None
+            if staged is not None:
+                staged.close()
             return
 
         rank = get_tensor_model_parallel_rank()

@@ -6,6 +6,7 @@ samples: so the rank with the most layers for its memory decides.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -47,7 +48,9 @@ def stretched_executor() -> type[Any]:
             """Make the KV cache. Raises EngineError unless all ranks have the same number of equal blocks."""
             (config,) = kv_cache_configs
             sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
-            own = torch.tensor([config.num_blocks, len(sizes), min(sizes, default=0), max(sizes, default=0)])
+            own = torch.tensor(
+                [config.num_blocks, len(sizes), min(sizes, default=0), max(sizes, default=0), _kinds(config)]
+            )
             least, most = own.clone(), own.clone()
             dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
             dist.all_reduce(most, op=dist.ReduceOp.MAX, group=get_world_group().cpu_group)
@@ -58,10 +61,20 @@ def stretched_executor() -> type[Any]:
     return StretchedExecutor
 
 
+def _kinds(config: Any) -> int:
+    """Return a number that says which kinds of caches there are: a window frees blocks, and others don't."""
+    specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+    kinds = [
+        (type(one).__name__, getattr(one, "sliding_window", 0), getattr(one, "attention_chunk_size", 0))
+        for one in specs
+    ]
+    return zlib.crc32(repr(sorted(map(str, kinds))).encode())
+
+
 def _differs(least: list[int], most: list[int]) -> EngineError:
     refused = EngineError(
-        "the ranks of the engine would have KV caches of different shapes (blocks, groups, and tokens of a "
-        f"block: from {least} to {most}), since their layers are not of the same kinds. Set "
+        "the ranks of the engine would have KV caches of different shapes (blocks, groups, tokens of a "
+        f"block, and kinds: from {least} to {most}), since their layers are not of the same kinds. Set "
         "generator.pipeline_parallel: 1"
     )
     refused.lasting = True

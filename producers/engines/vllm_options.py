@@ -18,6 +18,7 @@ _SETTINGS = {
     "max_num_seqs": "generator.slots", "max_model_len": "sampling.max_prompt_tokens and sampling.max_tokens",
     "gpu_memory_utilization": "generator.gpu_memory", "kv_cache_memory_bytes": "generator.kv_cache_mib",
     "enable_sleep_mode": "placement.kind", "speculative_config": "generator.speculation",
+    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), "generator.speculation"),
     "enable_lora": "model.lora", "tensor_parallel_size": "generator.tensor_parallel",
     "pipeline_parallel_size": "generator.pipeline_parallel",
     "enable_expert_parallel": "generator.expert_parallel",

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path, request: pytest.FixtureRequest) -> Iterator[RemoteEngine]:
     spec = make_spec(
         generator={
-            "slots": 16, "gpu_memory": 0.2, "quantization": request.param, "options": {"enforce_eager": True},
+            "slots": 16, "gpu_memory": 0.2, "quantization": request.param,
         },
         loss={"correction": "truncated", "correct_fresh": True}, model={"dtype": "bfloat16"},
         sampling={"max_tokens": 100, "max_prompt_tokens": 32}, trainer={"microbatch_tokens": 4096},

@@ -177,13 +177,17 @@ def test_it_rests_and_goes_on_and_has_the_same_room_on_all_ranks(divided: Divide
     assert len(run(divided.engine, long)) == 24
 
 
-def test_ranks_that_would_preempt_other_samples_than_each_other_are_refused(tmp_path: Path) -> None:
-    """One stretch has layers with windows alone, and the other one others, too: with more blocks for each."""
+@pytest.mark.parametrize("kinds", ["full sliding sliding", "full full sliding sliding"])
+def test_ranks_that_would_preempt_other_samples_than_each_other_are_refused(
+    tmp_path: Path, kinds: str
+) -> None:
+    """One stretch has layers with windows alone, and windows free blocks that others keep."""
     config = AutoConfig.for_model(
-        "gemma3_text", vocab_size=24, hidden_size=64, intermediate_size=64, num_hidden_layers=LAYERS,
+        "gemma3_text", vocab_size=24, hidden_size=64, intermediate_size=64,
+        num_hidden_layers=len(kinds.split()),
         num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=256,
         eos_token_id=1, pad_token_id=0, bos_token_id=None, sliding_window=16,
-        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        layer_types=[f"{kind}_attention" for kind in kinds.split()],
     )  # fmt: skip
     model = make_tiny_model(tmp_path / "model")  # for its tokenizer
     AutoModelForCausalLM.from_config(config).save_pretrained(model)

@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_named_with_its_flag(
     fine = next(look_at_servers(spec_of(server), model))
     assert not fine.wrong and "answers, with 16 slots in float32" in fine.line
     monkeypatch.setenv(KEY_VARIABLE, "another")
-    with pytest.raises(EngineError, match=f"set {KEY_VARIABLE} to its --api-key"):
+    with pytest.raises(EngineError, match=f"set {KEY_VARIABLE} to its VLLM_API_KEY"):
         engine_of(str(model), spec_of(server))
 
 

@@ -136,6 +136,12 @@ def test_where_onednn_has_no_bf16_torch_computes_the_engines_layers() -> None:
     _products("engine", INSTRUCTIONS[0])
 
 
+@pytest.mark.parametrize("forced", [{}, *INSTRUCTIONS[:3]], ids=str)
+def test_whole_numbers_of_eight_bits_are_added_exactly(forced: dict[str, str]) -> None:
+    pytest.importorskip("vllm")
+    _products("int8", forced)
+
+
 def _products(whose: str, forced: dict[str, str]) -> None:
     subprocess.run(
         [sys.executable, "-m", "tests.fakes.products", whose], env={**os.environ, **forced}, cwd=ROOT,

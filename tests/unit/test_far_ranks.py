@@ -33,7 +33,7 @@ from consumers.ranks.rank_wire import Accumulate, CommandDone, Working
 from consumers.ranks.trainer_door import TrainerDoor
 from infra.contents import MODEL
 from infra.errors import Explained
-from infra.ranks import rendezvous
+from infra.ranks import handshake, rendezvous
 from infra.ranks.frames import read_frame, write_frame
 from infra.ranks.handshake import NotLetIn, introduce, let_in, versions
 from infra.ranks.rank_addresses import WrongAddress, interface_of
@@ -108,6 +108,20 @@ def test_each_side_refuses_one_that_lacks_the_key() -> None:
         rank.recv(64, socket.MSG_WAITALL)
         rank.sendall(b"h" * 32)
     assert isinstance(found[0], NotLetIn)
+
+
+def test_a_stranger_who_says_little_now_and_then_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "_PATIENCE_S", 0.5)
+    rank, trainer = socket.socketpair()
+    with rank, trainer, other_side(lambda: let_in(trainer, KEY, HELLOS)) as found:
+        for byte in b"streamrl rank 2\n" + b"n" * 32:
+            rank.settimeout(0.1)
+            with suppress(TimeoutError):
+                rank.recv(1)
+            rank.send(bytes([byte]))
+            if found:
+                break
+    assert isinstance(found[0], TimeoutError)
 
 
 @given(st.binary(max_size=200))

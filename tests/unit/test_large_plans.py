@@ -32,7 +32,7 @@ def spec_of_groups(groups: int, size: int = 8) -> RunSpec:
 
 
 def split_of_generators(count: int = 8, slots: int = 256, token_s: float = 1e-6) -> MachineSplit:
-    pool, times = pool_of("a", 4, 8), TableOfTests({"fast": 1.0}, token_s=token_s)
+    pool, times = pool_of("a", 4, 8, price=8.0), TableOfTests({"fast": 1.0}, token_s=token_s)
     learner = times.learner("fast", 1)
     assert learner is not None
     return MachineSplit(TrainerKind(pool, learner, 1), ((GeneratorKind(pool, engine_of(slots)), count),), 1.0)

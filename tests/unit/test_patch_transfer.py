@@ -72,7 +72,7 @@ def test_a_patch_that_changed_on_the_way_is_refused(
 
 def test_a_patch_may_not_be_larger_than_its_model_allows(tmp_path: Path) -> None:
     most = largest_patch(str(make_tiny_model(tmp_path / "model")))
-    with pytest.raises(PatchRefused, match=f"a patch of {most + 1} bytes is larger than the model allows"):
+    with pytest.raises(PatchRefused, match=f"a patch of {most + 1} bytes: the model allows from 1 to {most}"):
         received(most + 1, io.BytesIO(), most)
 
 

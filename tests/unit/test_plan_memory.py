@@ -76,7 +76,7 @@ def test_experts_are_divided_among_as_many_ranks_as_divide_their_number() -> Non
             "vocab_size": 151_936, "num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 768,
         }
     )  # fmt: skip
-    for whole, able in ((False, [1, 2, 4, 8]), (True, [1, 2, 4])):
+    for whole, able in ((False, [1, 2, 4, 8]), (True, [2, 4])):
         times = replace(table_of(tensor_parallel=2, expert_parallel=whole), shape=mixture)
         assert times.tensor_parallel("H100", 8) == able
 
@@ -153,7 +153,7 @@ def test_a_problem_of_memory_says_how_many_would_fit() -> None:
     assert split(cpu_pool(9.0), 3).memory_problem() == ""
     said = split(cpu_pool(9.0), 4).memory_problem()
     assert "placement.machines.here: a machine has 9.0 GiB of main memory, and 4 generators" in said
-    assert said.endswith("take 11.0 GiB: 3 of them would fit")
+    assert "take 11.0 GiB: 3 of them would fit. Take fewer generators" in said
     assert split(cpu_pool(9.0, machines=2), 6).memory_problem() == ""
     assert split(cpu_pool(None), 400).memory_problem() == ""
     assert (

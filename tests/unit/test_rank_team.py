@@ -143,13 +143,17 @@ def test_rank_0_is_ended_if_it_waits_for_a_rank_that_stands_still(
     """Rank 0 would be in a sum that never ends."""
     monkeypatch.setattr(rank_team, "_GRACE_S", 0.1)
     engine, team = made("hangs", ranks=2)
+    with team.doing("start", marked=False):
+        pass
     team._deadline = 1.0
     said: list[EngineError] = []
     ended: list[int] = []
     team.on_failure(said.append)
     monkeypatch.setattr(rank_team.os, "_exit", ended.append)
-    for _ in range(3):
+    for _ in range(2):
         engine.step()
+    wait_until(lambda: team._marks.behind(2) == [], what="rank 1's steps: it has done as much as rank 0")
+    engine.step()
     with team.doing("make a decode step"):
         wait_until(lambda: ended, what="the end of this process")
         team._error = None  # this test goes on

@@ -240,7 +240,7 @@ ANSWERS = {
     "a worker that fails": ({"results": [{"result": {}}, {"error": "no"}]}, r"says \(worker 1\): no"),
     "another version": ({"results": [{"result": {"contract": 1}}]}, "another version of StreamRL"),
     "a redirect": (lambda request: _plain("", 307), "with status 307"),
-    "no key": (lambda request: _plain("", 401), "set STREAMRL_SERVER_KEY to its --api-key"),
+    "no key": (lambda request: _plain("", 401), "set STREAMRL_SERVER_KEY to its VLLM_API_KEY"),
     "no such path": (lambda request: _plain("", 404), r"--middleware streamrl\.serving\.ServerDoor"),
 }  # fmt: skip
 
@@ -370,7 +370,7 @@ def test_another_start_of_the_server_is_noticed(
     engine = open_engine(server, model)
     try:
         server.how.start = "second"
-        with pytest.raises(EngineError, match="was started anew: its weights are gone"):
+        with pytest.raises(EngineError, match="another owner meanwhile: its weights are gone"):
             wait_until(lambda: engine.step(0.0), what="nothing")
     finally:
         engine.close()
