@@ -33,7 +33,7 @@ class LearnerMemory:
 
     kept: float  # also between steps, and while engines draw in turns
     at_work: float  # further ones, while it computes
-    moments: float = 0.0  # of main memory, where moments of a GPU's weights lie there
+    moments: float = 0.0  # of main memory, where moments lie there, and weights that DeepSpeed steps
 
     @property
     def most(self) -> float:
@@ -138,7 +138,8 @@ class _Estimate:
         kept += self._beside(adapter)
         moments = 0.0
         if self._offloads:
-            moments = _MOMENTS * (adapter or self.sizes.elements * self._share("moments"))
+            each = _MOMENTS + (_FLOAT if self._stage else 0.0)  # DeepSpeed steps weights of its own there
+            moments = each * (adapter or self.sizes.elements * self._share("moments"))
         return LearnerMemory(kept, self._at_work(adapter), moments * (2 if loss.critic else 1))
 
     @property
