@@ -50,6 +50,10 @@ def test_moments_in_main_memory_leave_the_gpu_by_as_much() -> None:
     here, there = (memory_of("7b", 100, {"offload_optimizer": off}) for off in (False, True))
     assert there.moments == here.kept - there.kept > 0 == here.moments
     assert memory_of("7b", 100, {"offload_optimizer": True}, on_gpu=False).moments == 0
+    zero = {"learner": "deepspeed", "zero_stage": 3}
+    zero_here, zero_there = (memory_of("7b", 100, zero | {"offload_optimizer": off}) for off in (False, True))
+    assert zero_here.kept - zero_there.kept == pytest.approx(1.5 * there.moments)
+    assert zero_there.moments == pytest.approx(2 * there.moments), "gradients are copied there, too"
     critic = memory_of("7b", 100, {"offload_optimizer": True}, loss={"kind": "ppo"})
     assert critic.moments == 2 * there.moments
 
