@@ -28,6 +28,7 @@ from tests.integration.test_tensor_parallel import (
     DEADLINE_S,
     ended,
     give,
+    ready,
     request,
     run,
     same_bits,
@@ -79,9 +80,7 @@ def far_engine(folder: Path, spec: RunSpec = SPEC) -> RemoteEngine:
         model=str(folder / "model"), spec=spec.model_dump_json(),
         far=FarRanksAsked(f"file://{folder}/store", RUN, 0),
     )  # fmt: skip
-    made = RemoteEngine(options, threading.Event(), deadline_s=DEADLINE_S).open()
-    made.wait_until_ready()
-    return made
+    return ready(RemoteEngine(options, threading.Event(), deadline_s=DEADLINE_S).open())
 
 
 @pytest.fixture(scope="module")

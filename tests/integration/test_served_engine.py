@@ -235,9 +235,9 @@ def test_a_delta_is_installed_while_samples_run(
     for name, made in found.items():
         before = tokens.get(name, 200)
         first, second = logprobs_of(model, old, made), logprobs_of(model, new, made)
-        np.testing.assert_allclose(made.logprobs[:before], first[:before], atol=1e-3)
+        np.testing.assert_allclose(made.logprobs[:before], first[:before], atol=3e-3)
         if recompute or not before:
-            np.testing.assert_allclose(made.logprobs[before:], second[before:], atol=1e-3)
+            np.testing.assert_allclose(made.logprobs[before:], second[before:], atol=3e-3)
         moved = max(moved, np.abs(made.logprobs[before:] - first[before:]).max(initial=0.0))
     assert moved > 5e-3  # so the old weights did not draw the rest
 

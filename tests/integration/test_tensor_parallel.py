@@ -44,9 +44,17 @@ def options(model: Path, ranks: int = RANKS, **more: Any) -> EngineOptions:
 
 
 def started(model: Path, ranks: int = RANKS, **more: Any) -> RemoteEngine:
-    made = RemoteEngine(options(model, ranks, **more), threading.Event(), deadline_s=DEADLINE_S).open()
-    made.wait_until_ready()
-    return made
+    return ready(RemoteEngine(options(model, ranks, **more), threading.Event(), deadline_s=DEADLINE_S).open())
+
+
+def ready(engine: RemoteEngine) -> RemoteEngine:
+    """The engine, when it is ready. One that can't start leaves no process behind."""
+    try:
+        engine.wait_until_ready()
+    except BaseException:
+        engine.close()
+        raise
+    return engine
 
 
 @pytest.fixture(scope="module")
