@@ -27,7 +27,6 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a running server, as far as samples depend on them."""
 
     contract: int
-    start: str  # another one after each start of the server
     machine: str  # another one on another machine, or in another container
     vllm: str
     device: str

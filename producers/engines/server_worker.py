@@ -12,7 +12,6 @@ weight transfer, and on CPUs makes vLLM use layers whose weights can be replaced
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,7 +52,6 @@ from producers.engines.vllm_in_process import packed_linears
 from schemas.importing import said
 from schemas.rank_layout import RankLayout
 
-_START = secrets.token_hex(8)
 _SPARE = 64 << 20  # bytes that a patch may have beside twice the model's
 _SUFFIX = 9  # vLLM appends a dash and 8 characters to a request's id
 _PACKED = [] if choices.cuda() else packed_linears(invariant=True)
@@ -274,7 +272,7 @@ class ServedWorker:
 def _facts(config: Any, runner: Any, *, transfers: bool) -> ServerFacts:
     model, scheduler = config.model_config, config.scheduler_config
     return ServerFacts(
-        contract=CONTRACT, machine=this_machine(), start=_START, vllm=vllm.__version__,
+        contract=CONTRACT, machine=this_machine(), vllm=vllm.__version__,
         device=str(runner.device.type),
         dtype=str(model.dtype).removeprefix("torch."),
         front_ends=getattr(config.parallel_config, "_api_process_count", 1),

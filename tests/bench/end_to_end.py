@@ -18,10 +18,6 @@ weights, and all that supervises (Prefect, flow, guard).
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +38,8 @@ from schemas.messages import Heartbeat, Sample, StepRecord
 from schemas.topics import Topics
 from schemas.wire import decode, encode
 from tests.bench._cpu import CpuWatch
-from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, own_stack, samples_of, start
+from tests.bench._own_process import result_of
+from tests.bench._runs import RUNFILE, bus_of, finish, own_stack, samples_of, start
 
 WARM = 12  # iterations that are not counted: until then the broker compiles itself, which a long run forgets
 _OVERHEAD = ("kafka", "feeder", "weights", "prefect", "flow", "guard")
@@ -159,14 +156,7 @@ def _references(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(encode(sample))
     arguments = [runfile, model, str(folder / "limit"), str(WARM), *changes]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench._references", *arguments],
-        cwd=ROOT, env={**os.environ, **allocator(), "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"the references failed:\n{done.stderr.decode()[-3000:]}")
-    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+    return dict(result_of("_references", *arguments, env=allocator()))
 
 
 def _report(ours: dict[str, Ours], bare: dict[str, float], limit: dict[str, float]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from rich.table import Table
 
 from flows.run.start_model import prepare_model
 from schemas.loading import load_run_file
+from tests.bench._own_process import result_of
 from tests.bench._runs import ROOT, RUNFILE
 
 _ALONE = 24  # samples that are made again by themselves
@@ -43,14 +43,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _measured(model: str, samples: int, invariant: bool) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.invariance", model, str(samples), str(int(invariant))],
-        cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"the engine failed:\n{done.stderr.decode()[-3000:]}")
-    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+    return dict(result_of("invariance", model, str(samples), str(int(invariant))))
 
 
 def measure(model: str, samples: int, invariant: bool) -> None:

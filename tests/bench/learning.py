@@ -10,10 +10,6 @@ trained_over_generated_length and length_distance say whether lengths were lost 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +28,8 @@ from producers.tasks import Problem, load_problems
 from schemas.messages import Evaluation, StepRecord
 from schemas.topics import Topics
 from schemas.wire import decode
-from tests.bench._runs import ROOT, RUNFILE, bus_of, finish, own_stack, samples_of, start
+from tests.bench._own_process import result_of
+from tests.bench._runs import RUNFILE, bus_of, finish, own_stack, samples_of, start
 
 SYNC = ("algorithm.mode=sync", "algorithm.staleness=0")
 MODES: dict[str, tuple[str, ...]] = {
@@ -130,14 +127,7 @@ def _distance(one: np.ndarray, other: np.ndarray) -> float:
 
 def _bare(changes: Sequence[str], model: str, every: int, seed: int) -> dict[str, Any]:
     """In a process of its own, with nothing else running but the idle stack."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench._bare_curve", str(RUNFILE), model, str(every), *changes],
-        cwd=ROOT, env={**os.environ, **allocator(), "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"the bare loop failed:\n{done.stderr.decode()[-3000:]}")
-    points: list[Point] = json.loads(lines[-1].removeprefix("RESULT "))
+    points: list[Point] = result_of("_bare_curve", str(RUNFILE), model, str(every), *changes, env=allocator())
     last = {key: points[-1][key] for key in ("reward", "reward_longest_fifth", "seconds")}
     return {
         "mode": "bare", "k": 0, "seed": seed, **last, "trained_over_generated_length": 1.0,

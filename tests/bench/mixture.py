@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench._runs import ROOT
+from tests.bench._own_process import result_of
 
 _SHAPE = {"hidden_size": 256, "moe_intermediate_size": 128, "num_attention_heads": 4, "head_dim": 64}
 _PROMPT, _ANSWER = 16, 112  # tokens
@@ -43,14 +41,7 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
 
 def _measured(asked: dict[str, int]) -> dict[str, Any]:
     """Measure one random model in a process of its own: vLLM allows one engine a process."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.mixture", json.dumps(asked)],
-        cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"the process failed:\n{done.stderr.decode()[-3000:]}")
-    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+    return dict(result_of("mixture", json.dumps(asked)))
 
 
 def measure(asked: dict[str, int], folder: Path) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +24,7 @@ from rich.table import Table
 
 from flows.run.start_model import prepare_model
 from schemas.loading import load_run_file
+from tests.bench._own_process import result_of
 from tests.bench._runs import ROOT, RUNFILE
 from tests.bench._sized import make_model
 
@@ -61,14 +60,7 @@ def _most(quick: bool) -> list[str]:
 
 
 def _measured(model: Path, dtype: str, rounds: int) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench._paused", str(model), dtype, json.dumps(_SHARES), str(rounds)],
-        cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"the engine failed:\n{done.stderr.decode()[-3000:]}")
-    return list(json.loads(lines[-1].removeprefix("RESULT ")))
+    return list(result_of("_paused", str(model), dtype, json.dumps(_SHARES), str(rounds)))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

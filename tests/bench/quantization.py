@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from flows.run.start_model import prepare_model
 from schemas.loading import load_run_file
+from tests.bench._own_process import result_of
 from tests.bench._runs import ROOT, RUNFILE
 from tests.bench._sized import SIZES, make_model
 
@@ -62,14 +62,7 @@ def _model(name: str, dtype: str, folder: Path) -> str:
 
 
 def _measured(asked: Asked) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.quantization", json.dumps(asked)],
-        cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"the process failed:\n{done.stderr.decode()[-3000:]}")
-    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+    return dict(result_of("quantization", json.dumps(asked)))
 
 
 def measure(asked: Asked) -> dict[str, Any]:

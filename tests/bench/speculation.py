@@ -30,6 +30,7 @@ from rich.table import Table
 
 from flows.run.start_model import prepare_model
 from schemas.loading import load_run_file
+from tests.bench._own_process import result_of
 from tests.bench._runs import ROOT, RUNFILE
 
 _TAIL = 0.25  # of the slots, as generators report it
@@ -48,17 +49,9 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     os.environ.setdefault("STREAMRL_HOME", str(ROOT / ".streamrl"))
     result = {}
     for name, model in _models(quick):
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "tests.bench.speculation", str(model),
-                *map(str, (given.groups, given.rounds, given.seed)),
-            ],
-            cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, check=False,
-        )  # fmt: skip
-        lines = [line for line in done.stdout.decode().splitlines() if line.startswith("RESULT ")]
-        if done.returncode or not lines:
-            raise RuntimeError(f"the engine failed:\n{done.stderr.decode()[-3000:]}")
-        result[name] = json.loads(lines[-1].removeprefix("RESULT "))
+        result[name] = result_of(
+            "speculation", str(model), *map(str, (given.groups, given.rounds, given.seed))
+        )
         _print(name, result[name])
     return result
 

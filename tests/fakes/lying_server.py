@@ -35,7 +35,7 @@ Lie = Callable[[dict[str, Any]], Any]  # makes of an honest line what is sent: a
 def honest_facts(config: dict[str, Any], **others: Any) -> ServerFacts:
     """Facts of a server that fits."""
     plain: dict[str, Any] = {
-        "contract": CONTRACT, "start": "first", "machine": "another",
+        "contract": CONTRACT, "machine": "another",
         "vllm": "0.32.0", "device": "cpu", "dtype": "float32",
         "front_ends": 1, "workers": 1, "ranks": 1, "vocabulary": VOCABULARY, "longest": 256, "slots": 16,
         "logprobs_mode": "processed_logprobs", "prefix_caching": False, "chunked_prefill": False,
