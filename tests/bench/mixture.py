@@ -95,7 +95,7 @@ def measure(asked: dict[str, int], folder: Path) -> dict[str, Any]:
         chosen.clear()
         with torch.no_grad():
             logprobs = learner._forward.logprobs(learner._model, one)
-        gaps[way] = (logprobs.float() - batch.behaviour).abs().numpy()
+        gaps[way] = (logprobs.float() - batch.behaviour).abs().cpu().numpy()
         experts[way] = torch.stack(chosen).sort(dim=-1).values[:, : batch.packing.tokens]
     other = (experts["followed"] != experts["free"]).any(-1)
     sizes = {"bytes": sum(len(row.sample.routes) for row in rows), "tokens": sum(row.size for row in rows)}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -17,12 +15,10 @@ from infra.weights.folder import ModelFolder
 from infra.weights.patch import PatchFile
 from producers.engine_form import EngineForm
 from producers.engines.eight_bit_linear import rounded_weight
-from producers.engines.engine import DrawnAnswer, SampleRequest
-from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
 from tests.bench._gpu_model import sized_model
 from tests.factories import make_spec
-from tests.waiting import wait_until
+from tests.gpu.gpu_engines import give, gpu_engine, request, run, same
 
 
 @pytest.fixture(scope="module")
@@ -32,39 +28,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=sorted(EIGHT_BITS))
 def engine(model: Path, request: pytest.FixtureRequest) -> Iterator[RemoteEngine]:
-    spec = make_spec(
-        generator={
-            "slots": 16, "gpu_memory": 0.2, "quantization": request.param,
-        },
-        loss={"correction": "truncated", "correct_fresh": True}, model={"dtype": "bfloat16"},
-        sampling={"max_tokens": 100, "max_prompt_tokens": 32}, trainer={"microbatch_tokens": 4096},
-    )  # fmt: skip
-    options = EngineOptions(model=str(model), spec=spec.model_dump_json())
-    made = RemoteEngine(options, threading.Event(), deadline_s=300).open()
-    made.wait_until_ready()
-    plain, form = ModelFolder(model).bits(), EngineForm(model, spec.generator)
-    rounded, digests = form.rounded(plain, model_digests(plain))
-    made.prepare(PatchFile({}, rounded, since=None, root="0"))
-    wait_until(made.is_ready, what="its being ready")
-    made.install(recompute=False)
-    wait_until(lambda: made.digests() is not None, what="what it holds")
-    assert made.digests() == form.held(rounded, digests)
-    yield made
-    made.close()
-
-
-def run(engine: RemoteEngine, numbers: list[int]) -> dict[str, DrawnAnswer]:
-    for number in numbers:
-        prompt = [2 + number % 400, *range(5, 6 + number % 20)]
-        engine.submit(SampleRequest(f"{number:07d}-00", prompt, 60, number, 1.0, endless=True))
-    found: dict[str, DrawnAnswer] = {}
-
-    def all_there() -> bool:
-        found.update({finished.id: finished for finished in engine.step(0.2)})
-        return len(found) == len(numbers)
-
-    wait_until(all_there, what=f"{len(numbers)} samples")
-    return found
+    """One computes with graphs, the other without: graphs take long to make."""
+    eager, loss = request.param == "int8", {"correction": "truncated", "correct_fresh": True}
+    said = {"quantization": request.param, "options": {"enforce_eager": eager}}
+    with gpu_engine(model, generator=said, loss=loss) as made:
+        form = EngineForm(model, make_spec(generator={"quantization": request.param}, loss=loss).generator)
+        plain = ModelFolder(model).bits()
+        rounded, digests = form.rounded(plain, model_digests(plain))
+        give(made, PatchFile({}, rounded, since=None, root="0"), form.held(rounded, digests))
+        yield made
 
 
 @pytest.mark.parametrize("kind", sorted(EIGHT_BITS))
@@ -77,9 +49,8 @@ def test_a_gpu_rounds_to_the_bits_that_generators_expect(kind: str) -> None:
 
 
 def test_a_sample_has_the_same_bits_in_any_batch(engine: RemoteEngine) -> None:
-    together = run(engine, list(range(40)))
-    backwards = run(engine, list(range(40))[::-1])
-    alone = {name: one for number in (0, 13, 39) for name, one in run(engine, [number]).items()}
-    for name, one in {**backwards, **alone}.items():
-        np.testing.assert_array_equal(one.tokens, together[name].tokens)
-        np.testing.assert_array_equal(one.logprobs, together[name].logprobs)
+    requests = [request(number, 60) for number in range(40)]
+    together = run(engine, requests)
+    for others in (requests[::-1], *([requests[number]] for number in (0, 13, 39))):
+        for name, one in run(engine, others).items():
+            same(one, together[name])
