@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.planning.learner_memory import LearnerMemory
+from producers.engines.vllm_engine import VllmSettings
+from producers.engines.vllm_options import CPU_KV_CACHE_MIB
 from schemas.runspec import RunSpec
 
 GIB_BYTES = 1 << 30
@@ -41,12 +43,14 @@ def in_gib(size: float) -> str:
 
 def generator_bytes(spec: RunSpec, weights: float) -> float:
     """Return the main memory that a generator takes. `weights`: bytes of the model as it is published."""
-    return _PROCESS_BYTES + weights + (kv_cache_bytes(spec) or 0.0)
+    return _PROCESS_BYTES + weights + (kv_cache_bytes(spec, on_gpu=False) or 0.0)
 
 
-def kv_cache_bytes(spec: RunSpec) -> float | None:
-    """Return the bytes of a generator's KV cache on a CPU; None: the engine has no such setting."""
-    mib = getattr(spec.generator, "kv_cache_mib", None)
+def kv_cache_bytes(spec: RunSpec, *, on_gpu: bool) -> float | None:
+    """Return the bytes that a run file bounds a generator's KV cache to; None: it does not."""
+    if not isinstance(spec.generator, VllmSettings):
+        return None
+    mib = spec.generator.kv_cache_mib or (None if on_gpu else CPU_KV_CACHE_MIB)
     return None if mib is None else float(mib * (1 << 20))
 
 

@@ -74,12 +74,7 @@ class TableTimes:
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples have room at once; 0: the model does not fit."""
         kind, devices = self._for_engine(hardware, tensor_parallel)
-        found = self._slots(kind, devices, self._share)
-        cache_bytes = kv_cache_bytes(self.spec) if kind.name == "CPU" else None
-        if found and cache_bytes is not None:  # the engine takes no more of the main memory
-            sample_bytes = self.shape.kv_bytes(self._precision.kv) * self._slot_tokens
-            found = max(1, min(found, int(cache_bytes / sample_bytes)))
-        return found
+        return self._slots(kind, devices, self._share)
 
     @property
     def _slot_tokens(self) -> float:
@@ -88,11 +83,16 @@ class TableTimes:
     def _slots(self, kind: Hardware, devices: int, share: float) -> int:
         efficiency = Efficiency(memory_share=share)
         try:
-            return RooflineEngine(self.shape, kind, devices, self._of_engine, efficiency).slots(
+            found = RooflineEngine(self.shape, kind, devices, self._of_engine, efficiency).slots(
                 self._slot_tokens
             )
         except BudgetError:
             return 0
+        cache_bytes = kv_cache_bytes(self.spec, on_gpu=kind.name != "CPU")
+        if found and cache_bytes is not None:  # the engine takes no more
+            sample_bytes = self.shape.kv_bytes(self._precision.kv) * self._slot_tokens
+            found = max(1, min(found, int(cache_bytes / sample_bytes)))
+        return found
 
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples fit into the share of a GPU that an engine takes in turns."""

@@ -26,7 +26,14 @@ class VllmSettings(EngineSettings):
     records_routes: ClassVar[bool] = True
     ranks_elsewhere: ClassVar[bool] = True
 
-    kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
+    kv_cache_mib: int | None = Field(
+        None,
+        gt=0,
+        le=16_777_216,
+        description="MiB of KV cache of a generator, of all its ranks together. By default 64 on a CPU, and "
+        "on GPUs what `gpu_memory` leaves beside the weights. Where engines share a GPU, say it: "
+        "else vLLM measures what is free while it starts, and fails if others give memory back meanwhile.",
+    )
     batch_invariant: bool = Field(
         True,
         description="Make a sample's bits independent of the samples that are drawn beside it (float32 on "

@@ -39,7 +39,7 @@ from producers.engines.route_recorder import RouteRecorder, recording_from_the_s
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
-from producers.engines.vllm_options import VllmOption, merged_arguments
+from producers.engines.vllm_options import CPU_KV_CACHE_MIB, VllmOption, merged_arguments
 from producers.stopping import Stopping
 
 
@@ -110,6 +110,15 @@ class GpuMemory:
         )
 
 
+def _memory(gpu: GpuMemory, kv_cache_mib: int | None, ranks: int) -> dict[str, Any]:
+    """Return vLLM's arguments that say how much memory each of an engine's ranks takes."""
+    on_cpu = not choices.cuda()
+    mib = kv_cache_mib or (CPU_KV_CACHE_MIB if on_cpu else 0)
+    return ({"kv_cache_memory_bytes": (mib << 20) // ranks} if mib else {}) | (
+        {} if on_cpu else gpu.arguments()
+    )
+
+
 class VllmEngine:
     """The engine on vLLM's CPU and GPU builds."""
 
@@ -123,7 +132,7 @@ class VllmEngine:
         slots: int = 64,
         max_model_len: int = 512,
         temperature: float = 1.0,
-        kv_cache_mib: int = 64,
+        kv_cache_mib: int | None = None,
         threads: int = 1,
         batch_invariant: bool = True,
         stopping: Stopping | None = None,
@@ -136,6 +145,7 @@ class VllmEngine:
     ) -> None:
         """`rank`: which one this engine is of several that compute together; None: it computes alone.
 
+        `kv_cache_mib`: of all ranks; None: on a CPU CPU_KV_CACHE_MIB, on a GPU what its share leaves.
         `routes`: whether to record which experts a mixture's layers take. `eight_bits`: the way to hold
         weights in eight bits; empty: they are as they come.
         """
@@ -158,11 +168,9 @@ class VllmEngine:
             # drafts are made from the last step's tokens; vLLM has none on CPUs, and for stretches of layers
             "async_scheduling": not on_cpu and drafter is None and not (rank and rank.stretched),
         }  # fmt: skip
-        on_gpu = (gpu or GpuMemory()).arguments()
-        if route_shape(model) is not None:
-            on_gpu["moe_backend"] = "triton"  # others lay the weights of experts out anew
-        ranks = rank.slicing.ranks if rank else 1
-        arguments |= {"kv_cache_memory_bytes": (kv_cache_mib << 20) // ranks} if on_cpu else on_gpu
+        arguments |= _memory(gpu or GpuMemory(), kv_cache_mib, rank.slicing.ranks if rank else 1)
+        if not on_cpu and route_shape(model) is not None:
+            arguments["moe_backend"] = "triton"  # others lay the weights of experts out anew
         rounded: list[PackedLayer] = []
         if eight_bits:
             check_no_experts(model)

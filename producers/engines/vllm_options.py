@@ -12,6 +12,7 @@ from schemas.shortening import shown
 
 VllmOption = bool | int | float | str
 
+CPU_KV_CACHE_MIB = 64  # of an engine on a CPU for which a run file says nothing else
 _WEIGHTS = "the trainer's weights are written into vLLM's own, as StreamRL lays them out"
 _SETTINGS = {
     "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype",

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from infra import choices
 from infra.weights.bits import Bits
 from infra.weights.digest import model_digests
 from infra.weights.folder import ModelFolder
@@ -25,6 +26,7 @@ from infra.weights.patch import PatchFile
 from producers.engines.engine import SampleRequest
 
 _MEMORY = 0.6  # share of the GPU
+_CPU_MIB = 256  # of KV cache, to try the bench on a CPU
 _CHANGES = (0.02, 1.0)  # of the weights
 
 
@@ -44,8 +46,8 @@ def ours(folder: str, slots: int, tokens: int) -> dict[str, Any]:
     from producers.engines.vllm_in_process import GpuMemory, VllmEngine
 
     engine = VllmEngine(
-        folder, dtype="bfloat16", slots=slots, max_model_len=tokens + 128, kv_cache_mib=256,
-        gpu=GpuMemory(_MEMORY),
+        folder, dtype="bfloat16", slots=slots, max_model_len=tokens + 128, gpu=GpuMemory(_MEMORY),
+        kv_cache_mib=None if choices.cuda() else _CPU_MIB,
     )  # fmt: skip
 
     def drawn(
@@ -143,9 +145,9 @@ def plain(folder: str, slots: int, tokens: int) -> dict[str, Any]:
     from producers.engines.vllm_in_process import prepare_environment
 
     prepare_environment(1, batch_invariant=True)
-    from infra import choices
-
-    memory = {"gpu_memory_utilization": _MEMORY} if choices.cuda() else {"kv_cache_memory_bytes": 256 << 20}
+    memory = (
+        {"gpu_memory_utilization": _MEMORY} if choices.cuda() else {"kv_cache_memory_bytes": _CPU_MIB << 20}
+    )
     from vllm import LLM, SamplingParams
 
     model = LLM(

@@ -53,7 +53,7 @@ def measure(asked: dict[str, int], folder: Path) -> dict[str, Any]:
     from consumers.learners.expert_routing import routers
     from consumers.learners.learner import TorchLearner
     from producers.engines.engine import DrawnAnswer, SampleRequest
-    from producers.engines.vllm_in_process import VllmEngine
+    from producers.engines.vllm_in_process import GpuMemory, VllmEngine
     from schemas.expert_routes import pack_routes
     from tests.factories import make_sample, make_spec, make_tiny_mixture
 
@@ -65,8 +65,9 @@ def measure(asked: dict[str, int], folder: Path) -> dict[str, Any]:
         trainer={"microbatch_tokens": 4096},
     )  # fmt: skip
     engine = VllmEngine(
-        str(model), dtype="bfloat16", slots=64, max_model_len=256, kv_cache_mib=256, routes=True
-    )
+        str(model), dtype="bfloat16", slots=64, max_model_len=256, kv_cache_mib=256, routes=True,
+        gpu=GpuMemory(0.3),
+    )  # fmt: skip
     draw = np.random.default_rng(asked["seed"])
     prompts = {f"{number:07d}-00": draw.integers(2, 4096, _PROMPT) for number in range(asked["samples"])}
     for number, (name, prompt) in enumerate(prompts.items()):

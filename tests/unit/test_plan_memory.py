@@ -177,10 +177,17 @@ def test_main_memory_of_processes_and_machines() -> None:
     assert pools_of(PlacementSection())[0].memory_bytes == memory_here()
 
 
-def test_slots_on_a_cpu_are_no_more_than_its_kv_cache_holds() -> None:
-    few, more = (table_of(kv_cache_mib=mib).most_slots(CPU, 16) for mib in (256, 1024))
+@pytest.mark.parametrize(("hardware", "devices"), [(CPU, 16), ("H100", 1)])
+def test_slots_are_no_more_than_the_kv_cache_holds(hardware: str, devices: int) -> None:
+    few, more = (table_of(kv_cache_mib=mib).most_slots(hardware, devices) for mib in (256, 1024))
     assert 1 <= few < more
     assert more == pytest.approx(4 * few, abs=4)
+    assert table_of(kv_cache_mib=256).slots_in_turns(hardware, devices) == few
+
+
+def test_a_kv_cache_that_nobody_bounds() -> None:
+    assert table_of().most_slots(CPU, 16) == table_of(kv_cache_mib=64).most_slots(CPU, 16)
+    assert table_of().most_slots("H100", 1) > table_of(kv_cache_mib=64).most_slots("H100", 1)
 
 
 def test_weights_in_eight_bits_leave_room_for_more_samples() -> None:
