@@ -66,8 +66,8 @@ SCAN = Choice(
     ("compiled", "plain"),
 )  # fmt: skip
 FUSED = Choice(
-    "STREAMRL_FUSED", "whether a trainer's norms, gates, rotations and logprobs have kernels of their own",
-    "on where a GPU trains", ("off",),
+    "STREAMRL_FUSED", "whether a trainer's norms, gates, rotations and logprobs, and an engine's draws, have "
+    "kernels of their own", "on where a GPU computes them", ("off",),
 )  # fmt: skip
 CORES = Choice(
     "STREAMRL_CORES", "how many cores there are, for threads that copy, hash and code weights",

@@ -73,7 +73,9 @@ class VllmServer:
         """End it, with all of its processes."""
         if self.process is None:
             return
-        others = psutil.Process(self.process.pid).children(recursive=True)
+        others = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself
+            others = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(how)
         try:
             self.process.wait(20)

@@ -76,7 +76,7 @@ def check_compiles(module: ModuleType, launches: str) -> None:
 def _type(told: str) -> str:
     """Return Triton's name of the type of a tensor of torch's, or of a number."""
     short = told.removeprefix("torch.")
-    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    names = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
     return f"*{names.get(short, short.replace('uint', 'u').replace('int', 'i'))}" if short != told else "i32"
 
 

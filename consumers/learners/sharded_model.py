@@ -21,12 +21,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from consumers.batches.micro_batches import MicroBatch
 from consumers.learners import collective
+from consumers.learners.expert_routing import routers
 from consumers.learners.fixed_point import FixedPointSum
+from consumers.learners.forward import UnsupportedModel
 from consumers.learners.sharded_loading import fill, parameter_names
 from consumers.learners.state_pieces import elements_of
 from schemas.runspec import RunSpec
 
 _UNDER_ADAPTER = ".base_layer."  # a layer with an adapter has its weights there
+_KNOWS_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")  # torch 2.13
 _WHOLE = "model."  # stands before the names of the model's own parameters
 
 
@@ -140,6 +143,11 @@ class ShardedModel(torch.nn.Module):
 
         `whole`: parameters that have values, and that each rank keeps.
         """
+        if routers(self.model) and not _KNOWS_UNUSED:
+            raise UnsupportedModel(
+                f"trainer.learner: fsdp trains mixtures of experts with torch 2.13 or newer; this is torch "
+                f"{torch.__version__}"
+            )
         kept, parameters = set(whole), dict(self.named_parameters())
         all_names = {
             _short(name): [_short(one) for one in some]
@@ -196,7 +204,8 @@ class ShardedModel(torch.nn.Module):
         self.shards |= shards
         if not any(shard.parameter.requires_grad for shard in shards.values()):
             return
-        unit.set_reduce_scatter_unused_params(True, recurse=False)  # an expert that no token came to
+        if _KNOWS_UNUSED:
+            unit.set_reduce_scatter_unused_params(True, recurse=False)  # an expert that no token came to
         if exact:
             total = UnitSum(begin, self.largest)
             unit.set_custom_reduce_scatter(total)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from infra import choices
 from infra.sending import sent
 from producers.engines.open_requests import OpenRequests
 
@@ -129,6 +130,10 @@ class StreamSampler(torch.nn.Module):
             self._barred = self._barred.to(logits.device)
             logits[sent(torch.from_numpy(early), logits.device)[:, None], self._barred] = -torch.inf
         draws = sent(torch.from_numpy(uniforms(self._requests.seeds[slots], positions)), logits.device)
+        if logits.is_cuda and choices.FUSED.forced() != "off":
+            from producers.engines.gpu_draw import drawn_there
+
+            return drawn_there(logits, draws)
         logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
         mass = logprobs.double().exp_().cumsum(dim=-1)
         tokens = torch.searchsorted(mass, (draws * mass[:, -1]).unsqueeze(1), right=True)

@@ -8,13 +8,19 @@ import pytest
 import torch
 
 from consumers.learners.fingerprint import fingerprint
-from tests.unit import test_fused
+from tests.unit import test_fused, test_gpu_draw
 
 
 @pytest.mark.parametrize(
     "work", [test_fused.norm, test_fused.gate, test_fused.rotation, test_fused.logprobs, test_fused.model]
 )
 def test_as_transformers(work: Callable[[], None]) -> None:
+    with torch.device("cuda"):
+        work()
+
+
+@pytest.mark.parametrize("work", [test_gpu_draw.draw, test_gpu_draw.edges])
+def test_draws(work: Callable[[], None]) -> None:
     with torch.device("cuda"):
         work()
 

@@ -60,10 +60,10 @@ def test_a_learner_follows_the_routes_of_samples(engine: RemoteEngine, model: Pa
             logprobs=answer.logprobs, routes=pack_routes(answer.routes),
         )  # fmt: skip
         rows.append(TrainingRow(sample, 0, 0))
-    batch = micro_batch(rows, None, learner.loss, 0)
+    batch = micro_batch(rows, None, learner.loss, 0).to(torch.device("cuda"))
     with torch.no_grad():
         logprobs = learner._forward.logprobs(learner._model, batch)
-    gaps = (logprobs.float().cpu() - batch.behaviour.cpu()).abs()
+    gaps = (logprobs.float() - batch.behaviour).abs()
     assert gaps.mean() < 0.03 and gaps.max() < 0.5
 
 

@@ -12,7 +12,6 @@ hashes, and codes them while other threads' runs are on the GPU.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,7 +41,6 @@ from infra.weights.gpu_transfer import downloaded, own_stream, uploaded
 
 _AT_ONCE = 16  # changes of a program that looks through each one's block
 _IN_ORDER = 1024  # changes of a program that looks at nothing else
-_LOOKING = 2  # threads at a time: the first runs are coded while others are looked at
 
 
 class GpuLook:
@@ -51,7 +49,6 @@ class GpuLook:
     def __init__(self, old: Model, new: Mapping[str, GpuBits]) -> None:
         self._old, self._new = old, new
         self._device = device_of(new)
-        self._turns = threading.Semaphore(_LOOKING)
         with own_stream(self._device):
             self.run_size, self._rows = self._sampled()
 
@@ -59,8 +56,7 @@ class GpuLook:
         self, kind: Kind, tiles: Sequence[Tile], most: int
     ) -> tuple[Array, Iterator[Scanned | None]]:
         """See `encoding.Look`."""
-        with self._turns:
-            edges, found = _Run(kind, self._pairs(tiles), most, self._device).scanned()
+        edges, found = _Run(kind, self._pairs(tiles), most, self._device).scanned()
         return edges, iter(found)
 
     def _sampled(self) -> tuple[int, dict[str, int]]:
