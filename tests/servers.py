@@ -51,7 +51,8 @@ class VllmServer:
             **os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0", "HF_HUB_OFFLINE": "1",
             "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_NO_USAGE_STATS": "1", "VLLM_API_KEY": KEY, "PYTHONPATH": str(ROOT),
+            "VLLM_NO_USAGE_STATS": "1", "VLLM_API_KEY": KEY,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }  # fmt: skip
         with self.log.open("ab") as log:
             self.process = start_child(argv, stdout=log, stderr=log, cwd=ROOT, env=environment)
