@@ -128,7 +128,10 @@ def _tried(folder: str, config: Any, layers: int, device: torch.device, spec: Ru
         rows.read_buffers(model)
     if spec.model.follow_routes:
         forward.check_routers(model)
-    return forward.adapt(model.eval(), folder)
+    try:
+        return forward.adapt(model.eval(), folder)
+    finally:
+        model.to("meta")  # fused modules refer to themselves: without it their weights stay for a while
 
 
 def fill(

@@ -177,3 +177,26 @@ def model() -> None:
 
 def test_a_model_with_fused_layers_computes_the_same() -> None:
     interpreted(model)
+
+
+def tried_model() -> None:
+    """Weights of layers that were only tried are given back at once, not when garbage is looked for."""
+    import gc
+    import tempfile
+    from pathlib import Path
+
+    from consumers.learners.sharded_loading import without_weights
+    from tests.factories import make_spec, make_tiny_model
+
+    folder = make_tiny_model(Path(tempfile.mkdtemp()), width=128)
+    gc.collect()
+    gc.disable()
+    with torch.device("cpu"):
+        model = without_weights(str(folder), make_spec(model={"dtype": "bfloat16"}), torch.device("cpu"))
+    assert any("_gated" in str(vars(module).get("forward")) for module in model.modules())
+    there = [one for one in gc.get_objects() if isinstance(one, torch.nn.Parameter) and not one.is_meta]
+    assert there == []
+
+
+def test_layers_that_were_only_tried_leave_nothing() -> None:
+    interpreted(tried_model)
