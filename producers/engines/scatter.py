@@ -96,6 +96,10 @@ class PreparedScatter:
     writes: list[Write]
     swaps: list[Swap | Repacking]
 
+    @property
+    def on_gpu(self) -> bool:
+        return any(write.target.is_cuda for write in self.writes)
+
 
 class HeldWeights:
     """The weights that an engine computes with."""
@@ -170,17 +174,25 @@ class HeldWeights:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Do the work of the pause. The engine's own thread calls this, between two steps."""
+        """Begin the work of the pause: the engine's own thread calls this between two steps, then `settle`.
+
+        A GPU first ends what was begun with the old weights. It copies the new ones while Python goes on.
+        """
         assert self._prepared is not None, "nothing is prepared"
         self._taken, self._prepared = self._prepared, None
+        if self._taken.on_gpu:
+            torch.cuda.synchronize()
         for write in self._taken.writes:
             write.do()
         for swap in self._taken.swaps:
             swap.do()
-        if any(write.target.is_cuda for write in self._taken.writes):
-            # The thread that hashes them uses a stream of its own, and the pinned memory is free again.
-            torch.cuda.synchronize()
         self._root = self._taken.root
+
+    def settle(self) -> None:
+        """Wait until the weights are there. Then other streams may read them, and write to the pinned memory
+        that they came from."""
+        if self._taken is not None and self._taken.on_gpu:
+            torch.cuda.synchronize()
 
     def digests(self) -> dict[str, str]:
         """Return the hash of each tensor that ever came. Only what was written since the last call is hashed.

@@ -168,6 +168,7 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPlace]):
         if self._hashing is not None:
             self._hashing.result()
         self._held.take()
+        self._held.settle()
         self._root, self._preparing = root, None
         self._hashing = self._beside.submit(self._held.digests)
 

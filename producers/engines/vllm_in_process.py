@@ -377,8 +377,9 @@ class VllmEngine:
         self.weights.prepare(self._rank.slicing.patch(patch, self._rank.number) if self._rank else patch)
 
     def install(self, *, recompute: bool) -> dict[str, int]:
-        self._drain()
         self.weights.take()
+        self._drain()  # meanwhile the weights come
+        self.weights.settle()
         if recompute:
             # All running samples are preempted: they wait without a KV cache, and the next step prefills
             # their prompts and tokens.

@@ -29,7 +29,7 @@ def text(tokens: list[int]) -> str:
 
 
 class Weights:
-    """New weights may come between two batches only."""
+    """New weights come beside a batch that a GPU is done with, and are there before the next one begins."""
 
     def __init__(self, vllm: QueuedVllm) -> None:
         self._vllm = vllm
@@ -40,8 +40,10 @@ class Weights:
         return {}
 
     def take(self) -> None:
-        assert not self._vllm.core.batch_queue
         self._vllm.version += 1
+
+    def settle(self) -> None:
+        assert not self._vllm.core.batch_queue
 
 
 def engine_of(vllm: QueuedVllm, stop: list[str]) -> VllmEngine:

@@ -70,6 +70,7 @@ def drawn(dtype: str, seed: int, names: Sequence[str] = tuple(SHAPES)) -> dict[s
 def take(weights: HeldWeights, file: PatchFile) -> dict[str, str]:
     weights.prepare(file.read())
     weights.take()
+    weights.settle()
     return weights.digests()
 
 
@@ -115,6 +116,7 @@ def test_bits_that_are_not_those_of_the_patch_are_seen(name: str) -> None:
     weights, new = held(), drawn("F32", 0)
     weights.prepare(PatchFile({}, new, since=None, root="1").read())
     weights.take()
+    weights.settle()
     weights.tensor(name).view(-1).view(torch.int32)[3] ^= 1
     expected = model_digests(new)
     assert {n for n, digest in weights.digests().items() if digest != expected[n]} == {name}
@@ -126,6 +128,7 @@ def test_a_neighbour_that_was_hit_is_seen_though_it_was_not_to_change() -> None:
     new = old | drawn("F32", 1, ["model.layers.0.attn.v_proj.weight"])
     weights.prepare(PatchFile(old, new, since="1", root="2").read())
     weights.take()
+    weights.settle()
     weights.tensor("model.layers.0.attn.k_proj.weight").add_(1)
     expected = model_digests(new)
     wrong = {n for n, digest in weights.digests().items() if digest != expected[n]}
@@ -214,6 +217,7 @@ def test_a_layer_is_packed_anew_when_its_weight_or_its_scales_change(leaf: str) 
     weights.prepare(PatchFile(old, new, since="1", root="2").read())
     assert torch.equal(packed.product(x, None), before)
     weights.take()
+    weights.settle()
     assert weights.digests() == model_digests(new)
     after = packed.product(x, None)
     assert torch.equal(after.t(), layer.weight.float() * layer.weight_scale[:, None])
