@@ -143,12 +143,13 @@ class ShardedModel(torch.nn.Module):
 
         `whole`: parameters that have values, and that each rank keeps.
         """
-        if routers(self.model) and not _KNOWS_UNUSED:
+        kept, parameters = set(whole), dict(self.named_parameters())
+        trained = any(one.requires_grad for one in parameters.values() if one not in kept)
+        if trained and routers(self.model) and not _KNOWS_UNUSED:
             raise UnsupportedModel(
-                f"trainer.learner: fsdp trains mixtures of experts with torch 2.13 or newer; this is torch "
+                "trainer.learner: fsdp trains experts with torch 2.13 or newer; this is torch "
                 f"{torch.__version__}"
             )
-        kept, parameters = set(whole), dict(self.named_parameters())
         all_names = {
             _short(name): [_short(one) for one in some]
             for name, some in parameter_names(self).items()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from flows.planning.learner_memory import LearnerMemory
 from producers.engines.vllm_engine import VllmSettings
-from producers.engines.vllm_options import CPU_KV_CACHE_MIB
 from schemas.runspec import RunSpec
 
 GIB_BYTES = 1 << 30
@@ -50,7 +49,7 @@ def kv_cache_bytes(spec: RunSpec, *, on_gpu: bool) -> float | None:
     """Return the bytes that a run file bounds a generator's KV cache to; None: it does not."""
     if not isinstance(spec.generator, VllmSettings):
         return None
-    mib = spec.generator.kv_cache_mib or (None if on_gpu else CPU_KV_CACHE_MIB)
+    mib = spec.generator.gpu_kv_cache_mib if on_gpu else spec.generator.kv_cache_mib
     return None if mib is None else float(mib * (1 << 20))
 
 

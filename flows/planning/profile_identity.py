@@ -20,7 +20,7 @@ from schemas.runspec import RunSpec
 _LIBRARIES = ("vllm", "deepspeed", "numpy", "numba", "peft")  # others are in the machine's kind
 # of the sections generator and trainer: settings that change no time of a step or a call
 _NO_MATTER = {
-    "generator": {"on_update", "slots", "threads", "kv_cache_mib"},
+    "generator": {"on_update", "slots", "threads", "kv_cache_mib", "gpu_kv_cache_mib"},
     "trainer": {
         "ranks", "threads", "microbatch_tokens", "compose", "bundle_tokens", "least_microbatches",
         "checkpoint_every", "keep_checkpoints", "keep_weights", "zero_stage",

@@ -74,25 +74,36 @@ class TableTimes:
     def most_slots(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples have room at once; 0: the model does not fit."""
         kind, devices = self._for_engine(hardware, tensor_parallel)
-        return self._slots(kind, devices, self._share)
+        found = self._slots(kind, devices, self._share)
+        cache_bytes = kv_cache_bytes(self.spec, on_gpu=False) if kind.name == "CPU" else None
+        if found and cache_bytes is not None:  # the engine takes no more of the main memory
+            found = max(1, min(found, int(cache_bytes / self._slot_bytes)))
+        return found
 
     @property
     def _slot_tokens(self) -> float:
         return max(1.0, self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM)
 
+    @property
+    def _slot_bytes(self) -> float:
+        return self.shape.kv_bytes(self._precision.kv) * self._slot_tokens
+
+    @property
+    def _engine_weights(self) -> float:
+        return weight_bytes(self.shape, self._of_engine.weights, self._of_engine.experts)
+
     def _slots(self, kind: Hardware, devices: int, share: float) -> int:
+        bound = None if kind.name == "CPU" else kv_cache_bytes(self.spec, on_gpu=True)
+        if bound is not None:
+            fits = self._engine_weights + bound <= devices * kind.memory_bytes
+            return max(1, int(bound / self._slot_bytes)) if fits else 0
         efficiency = Efficiency(memory_share=share)
         try:
-            found = RooflineEngine(self.shape, kind, devices, self._of_engine, efficiency).slots(
+            return RooflineEngine(self.shape, kind, devices, self._of_engine, efficiency).slots(
                 self._slot_tokens
             )
         except BudgetError:
             return 0
-        cache_bytes = kv_cache_bytes(self.spec, on_gpu=kind.name != "CPU")
-        if found and cache_bytes is not None:  # the engine takes no more
-            sample_bytes = self.shape.kv_bytes(self._precision.kv) * self._slot_tokens
-            found = max(1, min(found, int(cache_bytes / sample_bytes)))
-        return found
 
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples fit into the share of a GPU that an engine takes in turns."""
@@ -111,13 +122,14 @@ class TableTimes:
         if kind.name == "CPU":
             return ""
         kept = self._memory(devices, on_gpu=True).kept
-        left = kind.memory_bytes * (1 - self._share_in_turns)
+        taken = self._engine_takes(kind, self.spec.generator.devices, self._share_in_turns)
+        left = kind.memory_bytes - taken
         if kept <= left:
             return ""
         return (
             f"in turns (placement.kind: colocated) the learner keeps {in_gib(kept)} on each of "
-            f"{devices} x {kind.name}, and beside the engines' share of {self._share_in_turns:g} "
-            f"(generator.gpu_memory) there are {in_gib(left)}: take a smaller share, or {self._less(kept)}"
+            f"{devices} x {kind.name}, and beside {self._said_of_engines} there are {in_gib(left)}: take a "
+            f"smaller one, or {self._less(kept)}"
         )
 
     def trainer_problem(self, hardware: str, devices: int) -> str:
@@ -172,16 +184,27 @@ class TableTimes:
             longest=max(1.0, self.demand.context * SLOT_ROOM), prompt=max(1.0, self.demand.prompt_tokens),
             precision=self._of_engine, efficiency=Efficiency(memory_share=self._share),
         )  # fmt: skip
-        weights = weight_bytes(self.shape, self._of_engine.weights, self._of_engine.experts)
         if kind.name != "CPU":
             return replace(found, room=self.engine_room(hardware, tensor_parallel))
-        return replace(found, cores=float(tensor_parallel), memory_bytes=generator_bytes(self.spec, weights))
+        memory = generator_bytes(self.spec, self._engine_weights)
+        return replace(found, cores=float(tensor_parallel), memory_bytes=memory)
 
     def engine_room(self, hardware: str, tensor_parallel: int) -> DeviceRoom:
         """Return the memory of each GPU of a generator: vLLM fills its share with keys and values."""
         kind = self._kind(hardware)
-        weights = weight_bytes(self.shape, self._of_engine.weights, self._of_engine.experts)
-        return DeviceRoom(kind.memory_bytes * self._share, kind.memory_bytes, weights / tensor_parallel)
+        taken = self._engine_takes(kind, tensor_parallel, self._share)
+        return DeviceRoom(taken, kind.memory_bytes, self._engine_weights / tensor_parallel)
+
+    def _engine_takes(self, kind: Hardware, devices: int, share: float) -> float:
+        """Return the bytes of each GPU that an engine takes on so many of them."""
+        bound = kv_cache_bytes(self.spec, on_gpu=True)
+        return kind.memory_bytes * share if bound is None else (self._engine_weights + bound) / devices
+
+    @property
+    def _said_of_engines(self) -> str:
+        if kv_cache_bytes(self.spec, on_gpu=True) is None:
+            return f"the engines' share of {self._share_in_turns:g} (generator.gpu_memory)"
+        return "the engines' weights and KV cache (generator.gpu_kv_cache_mib)"
 
     def learner_room(self, hardware: str, devices: int) -> DeviceRoom:
         """Return the memory of each GPU of a trainer."""

@@ -27,7 +27,7 @@ from flows.planning.corrected_profile import (
 )
 from flows.planning.learner_memory import ModelSizes, counts_for_memory, learner_memory
 from flows.planning.machine_pools import CPU, MachinePool
-from flows.planning.main_memory import generator_bytes, trainer_bytes
+from flows.planning.main_memory import generator_bytes, kv_cache_bytes, trainer_bytes
 from flows.planning.model_shape import ShapeError
 from flows.planning.stage_times import EngineTimes, LearnerTimes
 from flows.planning.step_estimate import IterationDemand
@@ -79,6 +79,8 @@ class MeasuredTimes:
         if generation.memory_tokens:
             tokens = self.demand.prompt_tokens / 2 + self.demand.context * SLOT_ROOM
             most = min(most, int(generation.memory_tokens / tokens))
+        if table and kv_cache_bytes(self.spec, on_gpu=True) is not None:  # the profile may be of another one
+            most = min(most, table.most_slots(hardware, self._measured))
         return most
 
     def engine(self, hardware: str, tensor_parallel: int, slots: int) -> EngineTimes:

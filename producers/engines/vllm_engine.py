@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from infra import choices
 from producers.engines.engine import EngineSettings, FarRanksAsked, LocalEngine
 from producers.engines.vllm_options import VllmOption, check_options
 from schemas.rank_layout import RankLayout
@@ -22,18 +23,11 @@ SHARE_IN_TURNS = 0.45  # of a GPU's memory, which an engine takes that takes tur
 class VllmSettings(EngineSettings):
     """Settings of the engine vllm."""
 
-    free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib", "gpu_memory"})
+    free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib", "gpu_memory", "gpu_kv_cache_mib"})
     records_routes: ClassVar[bool] = True
     ranks_elsewhere: ClassVar[bool] = True
 
-    kv_cache_mib: int | None = Field(
-        None,
-        gt=0,
-        le=16_777_216,
-        description="MiB of KV cache of a generator, of all its ranks together. By default 64 on a CPU, and "
-        "on GPUs what `gpu_memory` leaves beside the weights. Where engines share a GPU, say it: "
-        "else vLLM measures what is free while it starts, and fails if others give memory back meanwhile.",
-    )
+    kv_cache_mib: int = Field(64, gt=0, le=16_777_216, description="MiB of KV cache of a generator on a CPU.")
     batch_invariant: bool = Field(
         True,
         description="Make a sample's bits independent of the samples that are drawn beside it (float32 on "
@@ -46,6 +40,15 @@ class VllmSettings(EngineSettings):
         description="The share of a GPU's memory that a generator takes while it draws: weights, KV cache "
         "and what a step needs. By default as vLLM has it, and 0.45 if it takes turns with the learner "
         "(`placement.kind: colocated`), whose weights and optimizer state stay on the GPU.",
+    )
+    gpu_kv_cache_mib: int | None = Field(
+        None,
+        gt=0,
+        le=16_777_216,
+        description="MiB of KV cache of a generator on GPUs, of all its ranks together. By default what "
+        "`gpu_memory` leaves beside the weights; with it `gpu_memory` only says how much must be free at "
+        "the start. Where engines share a GPU, say it: else vLLM measures what is free while it starts, and "
+        "fails if others give memory back meanwhile.",
     )
     tensor_parallel: int = Field(
         1,
@@ -143,7 +146,8 @@ class VllmSettings(EngineSettings):
         turns = spec.placement.takes_turns
         return VllmEngine(
             model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
-            temperature=spec.sampling.temperature, kv_cache_mib=self.kv_cache_mib, threads=self.threads,
+            temperature=spec.sampling.temperature,
+            kv_cache_mib=self.gpu_kv_cache_mib if choices.cuda() else self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
             drafter=drafter, gpu=GpuMemory(self.gpu_memory or (SHARE_IN_TURNS if turns else None), turns),
             options=self.options, rank=rank, routes=spec.model.follow_routes,

@@ -39,7 +39,7 @@ from producers.engines.route_recorder import RouteRecorder, recording_from_the_s
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
 from producers.engines.speculation import Speculation
-from producers.engines.vllm_options import CPU_KV_CACHE_MIB, VllmOption, merged_arguments
+from producers.engines.vllm_options import VllmOption, merged_arguments
 from producers.stopping import Stopping
 
 
@@ -112,11 +112,8 @@ class GpuMemory:
 
 def _memory(gpu: GpuMemory, kv_cache_mib: int | None, ranks: int) -> dict[str, Any]:
     """Return vLLM's arguments that say how much memory each of an engine's ranks takes."""
-    on_cpu = not choices.cuda()
-    mib = kv_cache_mib or (CPU_KV_CACHE_MIB if on_cpu else 0)
-    return ({"kv_cache_memory_bytes": (mib << 20) // ranks} if mib else {}) | (
-        {} if on_cpu else gpu.arguments()
-    )
+    bound = {} if kv_cache_mib is None else {"kv_cache_memory_bytes": (kv_cache_mib << 20) // ranks}
+    return bound | (gpu.arguments() if choices.cuda() else {})
 
 
 class VllmEngine:
@@ -132,7 +129,7 @@ class VllmEngine:
         slots: int = 64,
         max_model_len: int = 512,
         temperature: float = 1.0,
-        kv_cache_mib: int | None = None,
+        kv_cache_mib: int | None = 64,
         threads: int = 1,
         batch_invariant: bool = True,
         stopping: Stopping | None = None,
@@ -145,7 +142,7 @@ class VllmEngine:
     ) -> None:
         """`rank`: which one this engine is of several that compute together; None: it computes alone.
 
-        `kv_cache_mib`: of all ranks; None: on a CPU CPU_KV_CACHE_MIB, on a GPU what its share leaves.
+        `kv_cache_mib`: of all ranks; None: what the share of a GPU leaves.
         `routes`: whether to record which experts a mixture's layers take. `eight_bits`: the way to hold
         weights in eight bits; empty: they are as they come.
         """

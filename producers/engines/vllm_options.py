@@ -12,12 +12,12 @@ from schemas.shortening import shown
 
 VllmOption = bool | int | float | str
 
-CPU_KV_CACHE_MIB = 64  # of an engine on a CPU for which a run file says nothing else
 _WEIGHTS = "the trainer's weights are written into vLLM's own, as StreamRL lays them out"
 _SETTINGS = {
     "model": "model.path", "tokenizer": "model.path", "dtype": "model.dtype",
     "max_num_seqs": "generator.slots", "max_model_len": "sampling.max_prompt_tokens and sampling.max_tokens",
-    "gpu_memory_utilization": "generator.gpu_memory", "kv_cache_memory_bytes": "generator.kv_cache_mib",
+    "gpu_memory_utilization": "generator.gpu_memory",
+    "kv_cache_memory_bytes": "generator.kv_cache_mib, and on GPUs by generator.gpu_kv_cache_mib",
     "enable_sleep_mode": "placement.kind", "speculative_config": "generator.speculation",
     **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), "generator.speculation"),
     "enable_lora": "model.lora", "tensor_parallel_size": "generator.tensor_parallel",

@@ -26,7 +26,7 @@ SLOTS, LONGEST = 16, 400
 def gpu_engine(model: Path, *, generator: Mapping[str, Any], **said: Any) -> Iterator[RemoteEngine]:
     """An engine in bfloat16 that takes a fifth of the GPU."""
     spec = make_spec(
-        generator={"slots": SLOTS, "gpu_memory": 0.2, "kv_cache_mib": 64, **generator},
+        generator={"slots": SLOTS, "gpu_memory": 0.2, "gpu_kv_cache_mib": 64, **generator},
         model={"dtype": "bfloat16"},
         sampling={"max_tokens": LONGEST, "max_prompt_tokens": 32}, trainer={"microbatch_tokens": 4096},
         **said,

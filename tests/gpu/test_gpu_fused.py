@@ -19,7 +19,7 @@ def test_as_transformers(work: Callable[[], None]) -> None:
         work()
 
 
-@pytest.mark.parametrize("work", [test_gpu_draw.draw, test_gpu_draw.edges])
+@pytest.mark.parametrize("work", [test_gpu_draw.draw, test_gpu_draw.edges, test_gpu_draw.unlikely])
 def test_draws(work: Callable[[], None]) -> None:
     with torch.device("cuda"):
         work()

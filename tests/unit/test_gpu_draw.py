@@ -39,15 +39,31 @@ def draw() -> None:
 
 
 def edges() -> None:
-    """The least and the largest draw; blocks without a possible token; a slice of a larger tensor."""
+    """The least and the largest draw; blocks without a possible token; slices of a tensor; no number."""
     logits = torch.full((2, 20_000), -torch.inf)
     logits[:, 5000], logits[:, 12_300] = 0.0, 1.0
     tokens, _ = gpu_draw.drawn_there(logits, torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64))
     assert tokens.tolist() == [5000, 12_300]
     whole, draws = some(4, 6000, 2.0)
     apart = whole[:, 100:5100]
-    found, expected = gpu_draw.drawn_there(apart, draws), gpu_draw.drawn_there(apart.contiguous(), draws)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    expected = gpu_draw.drawn_there(apart.contiguous(), draws)
+    for rows in (slice(0, 4), slice(0, 1)):
+        found = gpu_draw.drawn_there(apart[rows], draws[rows])
+        assert all(torch.equal(one, other[rows]) for one, other in zip(found, expected, strict=True))
+    whole[0, 4500] = torch.nan
+    _, logprobs = gpu_draw.drawn_there(whole, draws)
+    assert logprobs.isnan().tolist() == [True, False, False, False]
+
+
+def unlikely() -> None:
+    """No draw is rounded to the last token of a block, which hardly has a chance."""
+    logits = torch.randn(100, 8192, generator=torch.Generator("cpu").manual_seed(1), device="cpu")
+    logits[:, 4095::4096] = -60.0
+    logits = logits.to(torch.get_default_device())
+    mass = logits.double().softmax(-1).cumsum(-1)
+    near = mass[:, 4095] * (1 - 1e-9)  # just below the end of the first block
+    tokens, _ = gpu_draw.drawn_there(logits, near)
+    assert not (tokens % 4096 == 4095).any()
 
 
 def test_tokens_are_those_of_the_plain_way() -> None:
@@ -56,6 +72,10 @@ def test_tokens_are_those_of_the_plain_way() -> None:
 
 def test_the_least_and_the_largest_draw() -> None:
     interpreted(edges)
+
+
+def test_unlikely_tokens_are_not_drawn() -> None:
+    interpreted(unlikely)
 
 
 def launches() -> None:

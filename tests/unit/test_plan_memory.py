@@ -177,17 +177,25 @@ def test_main_memory_of_processes_and_machines() -> None:
     assert pools_of(PlacementSection())[0].memory_bytes == memory_here()
 
 
-@pytest.mark.parametrize(("hardware", "devices"), [(CPU, 16), ("H100", 1)])
-def test_slots_are_no_more_than_the_kv_cache_holds(hardware: str, devices: int) -> None:
-    few, more = (table_of(kv_cache_mib=mib).most_slots(hardware, devices) for mib in (256, 1024))
+@pytest.mark.parametrize(
+    ("hardware", "devices", "name"), [(CPU, 16, "kv_cache_mib"), ("H100", 1, "gpu_kv_cache_mib")]
+)
+def test_slots_are_no_more_than_the_kv_cache_holds(hardware: str, devices: int, name: str) -> None:
+    few, more = (table_of(**{name: mib}).most_slots(hardware, devices) for mib in (256, 1024))
     assert 1 <= few < more
     assert more == pytest.approx(4 * few, abs=4)
-    assert table_of(kv_cache_mib=256).slots_in_turns(hardware, devices) == few
+    assert table_of(**{name: 256}).slots_in_turns(hardware, devices) == few
 
 
-def test_a_kv_cache_that_nobody_bounds() -> None:
-    assert table_of().most_slots(CPU, 16) == table_of(kv_cache_mib=64).most_slots(CPU, 16)
-    assert table_of().most_slots("H100", 1) > table_of(kv_cache_mib=64).most_slots("H100", 1)
+def test_a_kv_cache_on_a_gpu_takes_what_is_said_beside_the_weights() -> None:
+    plain, bounded = table_of(), table_of(gpu_kv_cache_mib=10 << 10)
+    assert plain.most_slots("H100", 1) > bounded.most_slots("H100", 1)
+    assert table_of(gpu_kv_cache_mib=80 << 10).most_slots("H100", 1) == 0
+    room = bounded.engine_room("H100", 2)
+    assert room.taken == pytest.approx(room.weights + 5 * GIB_BYTES)
+    assert "weights and KV cache (generator.gpu_kv_cache_mib)" in table_of(
+        gpu_kv_cache_mib=60 << 10
+    ).turn_problem("H100", 1)
 
 
 def test_weights_in_eight_bits_leave_room_for_more_samples() -> None:
