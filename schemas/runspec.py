@@ -406,8 +406,9 @@ class PlacementSection(Section):
     engine_ranks: EngineRanksSection = EngineRanksSection()
     share_gpus: bool = Field(
         False,
-        description="Let ranks and generators share GPUs where a machine has fewer of them. By default each "
-        "has one of its own, or the run file is refused.",
+        description="Let generators share GPUs with each other and with the trainer's ranks, where a machine "
+        "has fewer of them. Ranks never share one with each other. By default each has one of its own, or "
+        "the run file is refused.",
     )
     machines: dict[PlainName, MachinesSection] = Field(
         {},

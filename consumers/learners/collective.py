@@ -19,6 +19,18 @@ from infra.stack.ports import LOOPBACK
 Outline = tuple[str, str, list[int]]
 
 
+class Deadlines(Protocol):
+    """How long ranks wait for each other, in seconds; see the run file's section `deadlines`."""
+
+    @property
+    def start_s(self) -> float:
+        """For all to have joined."""
+
+    @property
+    def progress_s(self) -> float:
+        """For one that works."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """The place of a rank among all ranks, and on its machine."""
@@ -29,7 +41,7 @@ class Seat:
     address: str = LOOPBACK  # of its machine, at which other ranks reach it
 
 
-def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadline_s: float) -> None:
+def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadlines: Deadlines) -> None:
     """Join the process group; return when all ranks have joined.
 
     `place`: the store of rank 0, or its address and port on other ranks. Raises RanksError if there are too
@@ -50,10 +62,12 @@ def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadline_s: f
             )
         torch.cuda.set_device(seat.local)
         backend = "nccl"
-    deadline = timedelta(seconds=deadline_s)
     if isinstance(place, tuple):
-        place = dist.TCPStore(*place, seat.ranks, is_master=False, timeout=deadline)
-    dist.init_process_group(backend, store=place, rank=seat.number, world_size=seat.ranks, timeout=deadline)
+        start = timedelta(seconds=deadlines.start_s)
+        place = dist.TCPStore(*place, seat.ranks, is_master=False, timeout=start)
+    # Ranks also wait for each other in all that they compute later: one may write to the store meanwhile.
+    longest = timedelta(seconds=deadlines.start_s + deadlines.progress_s)
+    dist.init_process_group(backend, store=place, rank=seat.number, world_size=seat.ranks, timeout=longest)
 
 
 def leave() -> None:

@@ -110,7 +110,7 @@ def serve(link: RankLink, model: str | None = None, store: str | None = None) ->
     seat = Seat(setup.number, setup.ranks, setup.local, link.address or setup.host)
     try:
         link.reply(CommandDone())  # slow imports are done: now rank 0 can join
-        collective.join_ranks(seat, (setup.host, setup.port), spec.deadlines.start_s)
+        collective.join_ranks(seat, (setup.host, setup.port), spec.deadlines)
         learner = local_learner(model or setup.model, spec)
         gc.freeze()
         writer = PartWriter(log, store)

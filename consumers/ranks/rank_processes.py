@@ -64,7 +64,7 @@ class RankProcesses:
         if self._door is not None:
             self._take_in(self._door.members(self._deadlines.start_s))
         seat = Seat(0, self._ranks, 0, self._host)
-        collective.join_ranks(seat, self._place, self._deadlines.start_s)
+        collective.join_ranks(seat, self._place, self._deadlines)
 
     def _take_in(self, far: Sequence[FarMember]) -> None:
         first = len(self._members) + 1

@@ -146,8 +146,12 @@ def engine_and_learner(
 
 
 def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
-    # all ranks of an engine start here, also where the run has some elsewhere
-    gpus = replace(DealtGpus.of_run(spec, visible_gpus()), each=spec.generator.gpus)
+    # all ranks of the trainer and of an engine start here, also where the run has some elsewhere
+    gpus = replace(
+        DealtGpus.of_run(spec, visible_gpus()), ranks=spec.trainer.ranks, at_sites=0, each=spec.generator.gpus
+    )
+    if wrong := gpus.problem(1):
+        raise ProfilingFailed(wrong)
     own = gpus.for_ranks() if role == TRAINER else gpus.for_generator(0)
     return {**worker_environment(), **places.env, **environment(role, spec), **allocator(), **own}
 

@@ -66,6 +66,11 @@ class DealtGpus:
                 f"machine (tensor_parallel × pipeline_parallel), and this one has {len(self.gpus)} "
                 f"({', '.join(self.gpus)})"
             )
+        if self.gpus and self.ranks > len(self.gpus):
+            return (
+                f"placement: {self.ranks} ranks need a GPU each, also where others share them, and this "
+                f"machine has {len(self.gpus)} ({', '.join(self.gpus)}): take fewer"
+            )
         needed = max(self.ranks, self._first + count * self.each)
         if not self.gpus or self.shared or needed <= len(self.gpus):
             return ""

@@ -15,12 +15,14 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
+from infra.gpus import described_gpus, visible_gpus
 from infra.keys import KeysError
 from infra.model_config import read_config
 from infra.ranks import rendezvous
@@ -145,6 +147,11 @@ class EngineDoor:
                 f"the machine {address} has a model with another config.json than the generator: bring the "
                 "run's starting model there, and say where it is with --model FOLDER"
             )
+        if hello.gpus != (here := gpu_kinds()):
+            return (
+                f"the machine {address} has {hello.gpus or 'no GPU'}, and that of the generator has "
+                f"{here or 'none'}: ranks of an engine need the same kind"
+            )
         return "" if hello.ranks > 0 else f"the machine {address} offers no ranks"
 
     def _take_link(self, connection: socket.socket, hello: LinkHello) -> None:
@@ -155,6 +162,12 @@ class EngineDoor:
                 raise NotLetIn(f"it is a connection of rank {hello.rank}, which nobody waits for")
             self._links[key] = connection
             self._linked.notify_all()
+
+
+@cache
+def gpu_kinds() -> str:
+    """Return which kinds of GPUs this machine computes with; empty: none."""
+    return ", ".join(sorted({one.name for one in described_gpus()})) if visible_gpus() else ""
 
 
 def engine_versions() -> str:

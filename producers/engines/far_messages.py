@@ -24,6 +24,7 @@ class MachineHello(msgspec.Struct, tag="machine", frozen=True):
     ranks: int  # that it can hold
     versions: str  # of the code that computes
     config: str  # digest of the model's config there
+    gpus: str = ""  # kinds of GPUs that it has
 
 
 class LinkHello(msgspec.Struct, tag="link", frozen=True):

@@ -41,7 +41,7 @@ from infra.roles.entry import run_role
 from infra.stores.store import StoreError
 from infra.supervise.children import kill
 from producers.engines.engine import EngineError
-from producers.engines.engine_door import config_digest, engine_versions
+from producers.engines.engine_door import config_digest, engine_versions, gpu_kinds
 from producers.engines.far_messages import (
     TO_MACHINE_BYTES,
     FromMachine,
@@ -233,7 +233,7 @@ def body(ranks: int, generator: int | None, context: RoleContext) -> None:
         refused.lasting = True
         raise refused
     model = context.record.model
-    hello = MachineHello(ranks, engine_versions(), config_digest(model))
+    hello = MachineHello(ranks, engine_versions(), config_digest(model), gpu_kinds())
     largest = largest_patch(model)
     context.loaded()
     serve_starts(

@@ -30,7 +30,7 @@ from producers.engines.known_layout import layout_known, no_pickles
 from producers.engines.rank_meeting import EngineMeeting, FarMeeting
 from producers.engines.scatter import HeldWeights
 from producers.engines.shared_plan import Share, SharedPlan
-from producers.engines.stretched_executor import stretched_executor
+from producers.engines.stretched_executor import check_same_cache, stretched_executor
 
 _SHARED_MEMORY = Path("/dev/shm")
 _COMMUTES = 2  # ranks up to which the order of a sum does not matter
@@ -103,6 +103,11 @@ def _executor(rank: EngineRank) -> type[Any]:
         def _distributed_args(self) -> tuple[str, int, int]:
             # what follows the colon names vLLM's shared memory
             return f"joined:{rank.name}", rank.number, rank.local
+
+        def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
+            (config,) = kv_cache_configs
+            check_same_cache(config)
+            super().initialize_from_config(kv_cache_configs)
 
     return RankExecutor
 

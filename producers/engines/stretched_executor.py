@@ -44,21 +44,22 @@ def stretched_executor() -> type[Any]:
             dist.all_reduce(each, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
             return [int(each) * layers]
 
-        def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-            """Make the KV cache. Raises EngineError unless all ranks have the same number of equal blocks."""
-            (config,) = kv_cache_configs
-            sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
-            own = torch.tensor(
-                [config.num_blocks, len(sizes), min(sizes, default=0), max(sizes, default=0), _kinds(config)]
-            )
-            least, most = own.clone(), own.clone()
-            dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
-            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=get_world_group().cpu_group)
-            if not torch.equal(least, most):
-                raise _differs(least.tolist(), most.tolist())
-            super().initialize_from_config(kv_cache_configs)
-
     return StretchedExecutor
+
+
+def check_same_cache(config: Any) -> None:
+    """Raise EngineError unless the KV caches of all ranks have the same number of equal blocks."""
+    from vllm.distributed.parallel_state import get_world_group
+
+    sizes = [group.kv_cache_spec.block_size for group in config.kv_cache_groups]
+    own = torch.tensor(
+        [config.num_blocks, len(sizes), min(sizes, default=0), max(sizes, default=0), _kinds(config)]
+    )
+    least, most = own.clone(), own.clone()
+    dist.all_reduce(least, op=dist.ReduceOp.MIN, group=get_world_group().cpu_group)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=get_world_group().cpu_group)
+    if not torch.equal(least, most):
+        raise _differs(least.tolist(), most.tolist())
 
 
 def _kinds(config: Any) -> int:
@@ -74,8 +75,8 @@ def _kinds(config: Any) -> int:
 def _differs(least: list[int], most: list[int]) -> EngineError:
     refused = EngineError(
         "the ranks of the engine would have KV caches of different shapes (blocks, groups, tokens of a "
-        f"block, and kinds: from {least} to {most}), since their layers are not of the same kinds. Set "
-        "generator.pipeline_parallel: 1"
+        f"block, and kinds: from {least} to {most}), since their layers are not of the same kinds, or their "
+        "GPUs are not. If it is the layers, set generator.pipeline_parallel: 1"
     )
     refused.lasting = True
     return refused

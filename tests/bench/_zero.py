@@ -121,7 +121,7 @@ def _rank(given: dict[str, Any]) -> None:
     spec = RunSpec.model_validate_json(given["spec"])
     number = given["rank"]
     seat = collective.Seat(number, RANKS, number)
-    collective.join_ranks(seat, ("127.0.0.1", given["port"]), 120.0)
+    collective.join_ranks(seat, ("127.0.0.1", given["port"]), spec.deadlines)
     zero: LocalLearner = local_learner(given["model"], spec)
     ddp = _Ddp(given["model"], spec, zero.loss)
     algorithm = spec.algorithm

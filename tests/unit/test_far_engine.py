@@ -286,6 +286,7 @@ def test_machines_with_other_code_or_another_model_are_turned_away(
     for hello, reason in (
         (msgspec.structs.replace(good, versions="vllm 0.1"), b"install the same on both"),
         (msgspec.structs.replace(good, config="0"), b"another config.json"),
+        (msgspec.structs.replace(good, gpus="NVIDIA L40S"), b"need the same kind"),
         (msgspec.structs.replace(good, ranks=0), b"offers no ranks"),
         (LinkHello("guess", 2, True), b""),
         (LinkHello("g\u00fcss", 2, False), b""),

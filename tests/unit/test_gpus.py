@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.planning import measuring
+from flows.planning.profiled_learner import ProfilingFailed
 from flows.run import checks, commands, joining, run_balance
 from flows.run.checks import problems_of
 from flows.run.commands import GENERATOR, TRAINER, workers
@@ -119,6 +121,25 @@ def test_an_engine_does_not_share_a_gpu_with_itself() -> None:
     dealt = DealtGpus.of_run(halves, list("01234"))
     assert dealt.for_generator(0) == {VISIBLE: "1,2,3,4"} and dealt.problem(2)
     assert not DealtGpus.of_run(spec, []).problem(1)
+
+
+def test_ranks_do_not_share_a_gpu_with_each_other() -> None:
+    spec = make_spec(trainer={"ranks": 3}, placement={"share_gpus": True})
+    found = DealtGpus.of_run(spec, ["0", "1"]).problem(1)
+    assert found.startswith("placement: 3 ranks need a GPU each, also where others share them, and this")
+    assert not DealtGpus.of_run(spec, ["0", "1", "2"]).problem(1)
+
+
+def test_a_profile_has_all_ranks_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that the run has elsewhere, and nothing of its sites."""
+    sites = {"far": {"generators": 2}}
+    spec = make_spec(trainer={"ranks": 3}, placement={"ranks": {"elsewhere": 2}, "sites": sites})
+    monkeypatch.setattr(measuring, "visible_gpus", lambda: list("4567"))
+    shown = [measuring._environment(role, spec, PLACES)[VISIBLE] for role in (TRAINER, GENERATOR)]
+    assert shown == ["4,5,6", "7"]
+    monkeypatch.setattr(measuring, "visible_gpus", lambda: list("456"))
+    with pytest.raises(ProfilingFailed, match="3 ranks and 1 generators need 4 GPUs"):
+        measuring._environment(TRAINER, spec, PLACES)
 
 
 def test_generators_that_use_servers_take_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
