@@ -28,9 +28,10 @@ from producers.engines.draft_plan import DraftPlan
 from producers.engines.held_slices import check_slices, void_others
 from producers.engines.known_layout import layout_known, no_pickles
 from producers.engines.rank_meeting import EngineMeeting, FarMeeting
+from producers.engines.same_cache import check_same_cache
 from producers.engines.scatter import HeldWeights
 from producers.engines.shared_plan import Share, SharedPlan
-from producers.engines.stretched_executor import check_same_cache, stretched_executor
+from producers.engines.stretched_executor import stretched_executor
 
 _SHARED_MEMORY = Path("/dev/shm")
 _COMMUTES = 2  # ranks up to which the order of a sum does not matter
