@@ -50,9 +50,9 @@ def measure(asked: dict[str, int], folder: Path) -> dict[str, Any]:
 
     from consumers.batches.micro_batches import micro_batch
     from consumers.batches.training_rows import TrainingRow
+    from consumers.learners import collective
     from consumers.learners.expert_routing import routers
     from consumers.learners.learner import TorchLearner
-    from infra import choices
     from producers.engines.engine import DrawnAnswer, SampleRequest
     from producers.engines.vllm_in_process import GpuMemory, VllmEngine
     from schemas.expert_routes import pack_routes
@@ -88,7 +88,7 @@ def measure(asked: dict[str, int], folder: Path) -> dict[str, Any]:
         )
         for name, one in answers.items() if one.routes is not None
     ]  # fmt: skip
-    batch = micro_batch(rows, None, learner.loss, 0).to(torch.device("cuda" if choices.cuda() else "cpu"))
+    batch = micro_batch(rows, None, learner.loss, 0).to(collective.device())
     chosen: list[torch.Tensor] = []
     for router in routers(learner._model):
         router.register_forward_hook(lambda module, given, out: chosen.append(out[2]))
