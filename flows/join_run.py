@@ -39,8 +39,8 @@ def join_run(
     """Take part in a run until it has ended, or until this flow run is cancelled: no process is left."""
     with watched():
         log = get_run_logger()
-        record, workers = joining(
+        joined = joining(
             run, store=store, generators=generators, model=model, reward=reward,
             ranks=RanksHere(ranks, engine_ranks, of_generator),
         )  # fmt: skip
-        take_part(record, workers, lambda text: log.info("%s", text))
+        take_part(joined, lambda text: log.info("%s", text))

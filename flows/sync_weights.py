@@ -49,11 +49,11 @@ def sync_weights(
     """
     with watched():
         log = get_run_logger()
-        record, workers = joining(
+        joined = joining(
             run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
             reward=reward, progress=_tenths(partial(log.info, "%d %% of the model is here")),
         )  # fmt: skip
-        with Follower(record) as follower:
+        with Follower(joined.record) as follower:
             due = time.monotonic() + _EVERY_S
 
             def show() -> None:
@@ -62,8 +62,8 @@ def sync_weights(
                     due = time.monotonic() + _EVERY_S
                     _publish(run, follower.see(_rows))
 
-            take_part(record, workers, lambda text: log.info("%s", text), tick=show)
-        rows = _rows(look_once(record))  # read again: the follower may have missed the end
+            take_part(joined, lambda text: log.info("%s", text), tick=show)
+        rows = _rows(look_once(joined.record))  # read again: the follower may have missed the end
         _publish(run, rows)
         return rows
 

@@ -7,6 +7,7 @@ rank 1    └────►  its micro-batches  ──────────�
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -186,8 +187,10 @@ class RankedLearner:
 
     def close(self) -> None:
         """End the other ranks, and this rank's learner."""
-        self._crew.close()
+        ending = threading.Thread(target=self._crew.close, name="end of ranks")
+        ending.start()  # all leave the process group together: a rank that leaves may wait for the others
         try:
             self._local.close()
         finally:
             collective.leave()
+            ending.join()

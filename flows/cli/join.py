@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -94,12 +95,10 @@ def join(
 
     console = out()
     with bar(f"fetching the model of {run}") as progress:
-        record, workers = joining(
+        joined = joining(
             run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
             reward=reward, ranks=RanksHere(ranks, engine_ranks, of_generator), progress=progress,
         )  # fmt: skip
     with sigterm_interrupts():
-        take_part(
-            record, workers, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
-        )
+        take_part(joined, partial(console.print, markup=False, highlight=False, soft_wrap=True))
     console.print(f"run {run} has ended")

@@ -30,10 +30,10 @@ from flows.planning.profile_identity import profile_identity
 from flows.planning.profiled_learner import ProfiledLearner, ProfilingFailed
 from flows.run.commands import GENERATOR, TRAINER, allocator, environment
 from flows.run.dealt_gpus import DealtGpus
+from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
 from infra.code import module
 from infra.credentials import without_credentials
-from infra.gpus import visible_gpus
 from infra.supervise.children import kill, start_child
 from infra.supervise.team import worker_environment
 from producers.engines.engine import DrawnAnswer
@@ -124,10 +124,11 @@ def engine_and_learner(
         model=str(model), spec=text, store=places.store_url, prefix=f"{prefix}/weights"
     )
     with ExitStack() as stack:
+        gpus = _gpus(spec, stack.enter_context(GpuClaims()))
         engine = stack.enter_context(
             closing(
                 ProfiledEngine(
-                    EngineOptions(model=str(model), spec=text), _environment(GENERATOR, spec, places),
+                    EngineOptions(model=str(model), spec=text), _environment(GENERATOR, spec, places, gpus),
                     deadline_s=spec.deadlines.start_s,
                 ).open()
             )
@@ -135,7 +136,7 @@ def engine_and_learner(
         learner = stack.enter_context(
             closing(
                 ProfiledLearner(
-                    learner_options, _environment(TRAINER, spec, places),
+                    learner_options, _environment(TRAINER, spec, places, gpus),
                     deadline_s=spec.deadlines.progress_s,
                 ).open()
             )
@@ -145,13 +146,13 @@ def engine_and_learner(
         yield engine, learner
 
 
-def _environment(role: str, spec: RunSpec, places: Places) -> dict[str, str]:
-    # all ranks of the trainer and of an engine start here, also where the run has some elsewhere
-    gpus = replace(
-        DealtGpus.of_run(spec, visible_gpus()), ranks=spec.trainer.ranks, at_sites=0, each=spec.generator.gpus
-    )
-    if wrong := gpus.problem(1):
-        raise ProfilingFailed(wrong)
+def _gpus(spec: RunSpec, claims: GpuClaims) -> DealtGpus:
+    """Claim GPUs for all ranks of the trainer and of one engine, also where the run has some elsewhere."""
+    wanted = replace(DealtGpus.of_run(spec), ranks=spec.trainer.ranks, at_sites=0, each=spec.generator.gpus)
+    return claims.deal(wanted, 1)
+
+
+def _environment(role: str, spec: RunSpec, places: Places, gpus: DealtGpus) -> dict[str, str]:
     own = gpus.for_ranks() if role == TRAINER else gpus.for_generator(0)
     return {**worker_environment(), **places.env, **environment(role, spec), **allocator(), **own}
 

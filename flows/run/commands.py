@@ -12,7 +12,6 @@ from pathlib import Path
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.locations import Places
 from infra.code import module
-from infra.gpus import visible_gpus
 from infra.runs import RunRecord
 from infra.sites.place import Site
 from infra.stack.doctor import tcmalloc
@@ -46,21 +45,19 @@ class RanksHere:
     generator: int | None = None  # the number of that generator; None: of any whose engine lacks ranks
 
 
-def workers(record: RunRecord, places: Places, generators: int | None = None) -> list[Worker]:
+def workers(record: RunRecord, places: Places, gpus: DealtGpus, generators: int) -> list[Worker]:
     """Return the processes that the run starts on this machine. The trainer is first: it starts slowest.
 
-    `generators`: how many at no site, if not as many as the run file says.
+    `generators`: how many at no site.
     """
-    gpus = DealtGpus.of_run(record.spec, visible_gpus())
     trainer = with_env(worker(TRAINER, 0, record, places), gpus.for_ranks())
     if not record.spec.generates:
         return [trainer]
     found = [trainer, worker(FEEDER, 0, record, places)]
     placement = record.spec.placement
     first = placement.generators
-    own = first if generators is None else generators
     at_sites = sum(planned.generators for planned in placement.sites.values())
-    numbers = own_numbers(own, first, at_sites)
+    numbers = own_numbers(generators, first, at_sites)
     found += on_gpus([worker(GENERATOR, one, record, places) for one in numbers], gpus.for_generator)
     there: list[Worker] = []
     relays, numbered = 0, first

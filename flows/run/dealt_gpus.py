@@ -5,6 +5,7 @@ ranks of the trainer ── generators of sites that run here ── the run's o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infra.gpus import VISIBLE
@@ -22,7 +23,7 @@ class DealtGpus:
 
     `shared`: where there are too few, processes share them. `turns`: engines and learner share them anyhow.
     `each`: how many a generator takes, one for each rank of its engine; 0 if its engine is elsewhere. Without
-    GPUs nothing is set: then all compute on the CPU.
+    GPUs nothing is set: then all compute on the CPU. `taken`: GPUs of the machine that other commands have.
     """
 
     gpus: tuple[str, ...]
@@ -31,10 +32,11 @@ class DealtGpus:
     shared: bool = False
     turns: bool = False
     each: int = 1
+    taken: tuple[str, ...] = ()
 
     @classmethod
-    def of_run(cls, spec: RunSpec, gpus: list[str]) -> DealtGpus:
-        """Return those of the machine on which a run's trainer is."""
+    def of_run(cls, spec: RunSpec, gpus: Sequence[str] = ()) -> DealtGpus:
+        """Return those of the machine on which a run's trainer is; without `gpus` they are to be found."""
         placement = spec.placement
         at_sites = sum(one.generators for one in placement.sites.values() if not one.elsewhere)
         ranks = spec.trainer.ranks - placement.ranks.elsewhere
@@ -57,29 +59,44 @@ class DealtGpus:
         """Return the variable for a generator of the run's own; `place`: its number among those."""
         return self._for_engine(self.at_sites + place)
 
+    def dealt(self, generators: int) -> int:
+        """Return how many GPUs, from the first one on, ranks and so many generators of the run's own take."""
+        return min(self._needed(generators), len(self.gpus))
+
     def problem(self, generators: int) -> str:
         """Return why so many generators of the run's own can't have their GPUs; empty if they can."""
         count = self.at_sites + generators
-        if self.gpus and count and self.each > len(self.gpus):
+        if not self.gpus and not self.taken:
+            return ""
+        if count and self.each > max(1, len(self.gpus)):
             return (
                 f"generator.tensor_parallel: an engine of {self.each} ranks needs as many GPUs of one "
-                f"machine (tensor_parallel × pipeline_parallel), and this one has {len(self.gpus)} "
-                f"({', '.join(self.gpus)})"
+                f"machine (tensor_parallel × pipeline_parallel), and this one has {self._named}"
             )
-        if self.gpus and self.ranks > len(self.gpus):
+        if self.ranks > len(self.gpus):
             return (
                 f"placement: {self.ranks} ranks need a GPU each, also where others share them, and this "
-                f"machine has {len(self.gpus)} ({', '.join(self.gpus)}): take fewer"
+                f"machine has {self._named}: take fewer"
             )
-        needed = max(self.ranks, self._first + count * self.each)
-        if not self.gpus or self.shared or needed <= len(self.gpus):
+        needed = self._needed(generators)
+        if (self.shared and self.gpus) or needed <= len(self.gpus):
             return ""
         of_each = f" of {self.each} GPUs each" if self.each > 1 else ""
         return (
             f"placement: {self.ranks} ranks and {count} generators{of_each} need {needed} GPUs, "
-            f"and this machine has {len(self.gpus)} ({', '.join(self.gpus)}): take fewer, let them take "
+            f"and this machine has {self._named}: take fewer, let them take "
             "turns (placement.kind: colocated), or let several share one (placement.share_gpus: true)"
         )
+
+    @property
+    def _named(self) -> str:
+        if not self.taken:
+            return f"{len(self.gpus)} ({', '.join(self.gpus)})"
+        free = f"{len(self.gpus)} free ones ({', '.join(self.gpus)})" if self.gpus else "no free one"
+        return f"{free}, beside those that other commands use ({', '.join(self.taken)})"
+
+    def _needed(self, generators: int) -> int:
+        return max(self.ranks, self._first + (self.at_sites + generators) * self.each)
 
     @property
     def _first(self) -> int:

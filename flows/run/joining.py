@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.run.commands import (
@@ -20,12 +22,12 @@ from flows.run.commands import (
 )
 from flows.run.dealt_gpus import DealtGpus, own_gpus
 from flows.run.far_files import model_here, reward_here
+from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places, logs_folder, named_store, store_url
 from flows.run.request import RunFailed
 from flows.run.supervision import RunProcesses
 from infra.bus import near_ends, read_all
 from infra.gate import Gate, passed_over
-from infra.gpus import visible_gpus
 from infra.run_bus import connect
 from infra.runs import RunRecord, find
 from infra.sites.place import Site, site_of
@@ -40,13 +42,22 @@ _READ_S = 30.0
 _NEWEST = 2000  # heartbeats that are read: enough for one of each process that is alive
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Processes that join a run."""
+
+    record: RunRecord
+    workers: list[Worker]
+    claims: GpuClaims  # of the GPUs that they use
+
+
 def joining(
     run: str, *, store: str = "local", site: str | None = None, cache: str | None = None,
     relays: int | None = None, generators: int | None = None, model: str | None = None,
     reward: str | None = None, ranks: RanksHere | None = None,
     progress: ByteProgress = lambda done, whole: None,
-) -> tuple[RunRecord, list[Worker]]:  # fmt: skip
-    """Return a run's record, and the processes that shall join the run.
+) -> Joining:  # fmt: skip
+    """Return the processes that shall join a run, not started yet, with GPUs claimed for them.
 
     `ranks`: of the trainer, or of an engine, that stands on another machine; then by default there are no
     generators here. `cache`, `relays`, `generators`: by default as the run file says of the site, else local,
@@ -66,23 +77,25 @@ def joining(
         relays = planned.relays if planned else 1
     first = random.randrange(1000, 1_000_000)  # the run's own processes are numbered from 0
     at = site_of(site, cache or (planned.cache if planned else "local"))
-    here = _here(record, at, model, reward, progress) if generators else []
     if at is None:
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
     shared, each = record.spec.placement.share_gpus, own_gpus(record.spec)
-    gpus = DealtGpus(tuple(visible_gpus()), ranks.trainer + ranks.engine, shared=shared, each=each)
-    if wrong := gpus.problem(generators):
-        raise RunFailed(wrong)
-    found = on_gpus([replace(one, argv=[*one.argv, *here]) for one in found], gpus.for_generator)
-    found += _training(ranks.trainer, record, places, gpus, model, first)
-    if ranks.engine:
-        one = engine_worker(ranks, record, places, number=first)
-        folder = model_here(record, model, open_store(record.store), open_store(record.store), progress)
-        one = replace(one, argv=[*one.argv, *(["--model", folder] if folder else [])])
-        found.append(with_env(one, gpus.for_engine_ranks(ranks.trainer)))
-    return record, found
+    wanted = DealtGpus((), ranks.trainer + ranks.engine, shared=shared, each=each)
+    with ExitStack() as unless_all_is_well:
+        claims = unless_all_is_well.enter_context(GpuClaims())
+        gpus = claims.deal(wanted, generators)
+        here = _here(record, at, model, reward, progress) if generators else []
+        found = on_gpus([replace(one, argv=[*one.argv, *here]) for one in found], gpus.for_generator)
+        found += _training(ranks.trainer, record, places, gpus, model, first)
+        if ranks.engine:
+            one = engine_worker(ranks, record, places, number=first)
+            folder = model_here(record, model, open_store(record.store), open_store(record.store), progress)
+            one = replace(one, argv=[*one.argv, *(["--model", folder] if folder else [])])
+            found.append(with_env(one, gpus.for_engine_ranks(ranks.trainer)))
+        unless_all_is_well.pop_all()
+    return Joining(record, found, claims)
 
 
 def _check_ranks(record: RunRecord, ranks: RanksHere) -> None:
@@ -105,7 +118,8 @@ def _training(
     count: int, record: RunRecord, places: Places, gpus: DealtGpus, model: str | None, first: int
 ) -> list[Worker]:
     """Return ranks of the trainer for this machine."""
-    shown = replace(gpus, ranks=count).for_ranks() if count > 1 else {}  # else its launcher shows it one
+    launched = count == 1 and "LOCAL_RANK" in os.environ  # then its launcher shows it one
+    shown = {} if launched else replace(gpus, ranks=count).for_ranks()
     there = ["--model", str(Path(model).resolve())] if model else []
     found = [with_env(one, shown) for one in far_ranks(count, record, places, first=first)]
     return [replace(one, argv=[*one.argv, *there]) for one in found]
@@ -126,13 +140,13 @@ def _here(
 
 
 def take_part(
-    record: RunRecord, workers: Sequence[Worker], say: Callable[[str], None],
-    *, tick: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+    joined: Joining, say: Callable[[str], None], *, tick: Callable[[], None] = lambda: None
+) -> None:
     """Run the processes until the run has ended. None is left, however this ends.
 
     `tick` is called now and then. Raises RunFailed if the run has ended already.
     """
+    record = joined.record
     bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
     gate = Gate(Heartbeat, record.id, passed_over)
     said = read_all(bus, topic, near_ends(bus, topic, _NEWEST), deadline_s=_READ_S)
@@ -142,8 +156,8 @@ def take_part(
             "with it"
         )
     status = bus.reader(topic, {0: said[-1].offset + 1} if said else None)
-    with Team(join_logs(record)) as team:
-        crew = RunProcesses(team, workers, restarts=record.spec.placement.restarts, say=say)
+    with joined.claims, Team(join_logs(record), holds=joined.claims.descriptors) as team:
+        crew = RunProcesses(team, joined.workers, restarts=record.spec.placement.restarts, say=say)
         crew.start()
         for name, process in team.running.items():
             say(f"{name} is process {process}; log: {team.log(name)}")

@@ -10,9 +10,10 @@ from flows.balancing.keeper import BalanceBook, BalanceKeeper
 from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
 from flows.run.commands import GENERATOR, own_numbers, with_env, worker
 from flows.run.dealt_gpus import DealtGpus
+from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
+from flows.run.request import RunFailed
 from flows.run.supervision import RunProcesses
-from infra.gpus import visible_gpus
 from infra.runs import RunRecord
 from schemas.messages import BalanceRecord
 from schemas.wire import Message
@@ -47,18 +48,22 @@ class RunBalance:
         self._past = self._book.read() if self._rule is not None else []
 
     @property
-    def generators(self) -> int | None:
-        """How many generators at no site it begins with: as they were left; None: as the file says."""
+    def generators(self) -> int:
+        """How many generators at no site it begins with: as they were left, or as the file says."""
+        if not self._record.spec.generates:
+            return 0
+        placement = self._record.spec.placement
         done = [one for one in self._past if not one.dry]
         if self._rule is None or self._rule.dry or self._rule.deployment or not done:
-            return None
-        at_sites = sum(planned.generators for planned in self._record.spec.placement.sites.values())
+            return placement.generators
+        at_sites = sum(planned.generators for planned in placement.sites.values())
         return max(0, min(max(done[-1].after, self._rule.least), self._rule.most) - at_sites)
 
     def keeper(
-        self, crew: RunProcesses, places: Places, say: Callable[[str], None], called: Staff | None = None
-    ) -> _Keeper:
-        """Return who keeps the balance. `crew`: the run's processes on this machine.
+        self, crew: RunProcesses, places: Places, claims: GpuClaims, say: Callable[[str], None],
+        called: Staff | None = None,
+    ) -> _Keeper:  # fmt: skip
+        """Return who keeps the balance. `crew`: the run's processes on this machine; `claims`: their GPUs.
 
         `called`: generators that the run's host calls, by `placement.balance.deployment`.
         """
@@ -72,7 +77,7 @@ class RunBalance:
                 say("only Prefect can call placement.balance.deployment, and the run goes on without it: "
                     "changes of the number of its generators are only recommended")  # fmt: skip
         elif not self._rule.dry:
-            staff = LocalGenerators(crew, self._record, places)
+            staff = LocalGenerators(crew, self._record, places, claims)
         return BalanceKeeper(
             self._record.spec, self._rule, staff, self._book.write, self._past, run=self._record.id,
             decided_by="the run", say=say, since=time.time(),
@@ -84,8 +89,8 @@ class LocalGenerators:
 
     acts = True
 
-    def __init__(self, crew: RunProcesses, record: RunRecord, places: Places) -> None:
-        self._crew, self._record, self._places = crew, record, places
+    def __init__(self, crew: RunProcesses, record: RunRecord, places: Places, claims: GpuClaims) -> None:
+        self._crew, self._record, self._places, self._claims = crew, record, places, claims
 
     def grow(self) -> None:
         """Start a generator, with the lowest number that is free."""
@@ -93,12 +98,13 @@ class LocalGenerators:
             raise CannotChange(f"{dead[0]} can't be kept alive, and another one would hardly be")
         placement, there = self._record.spec.placement, set(self._crew.names)
         at_sites = sum(planned.generators for planned in placement.sites.values())
-        gpus = DealtGpus.of_run(self._record.spec, visible_gpus())
         for place, number in enumerate(own_numbers(len(there) + 1, placement.generators, at_sites)):
             fresh = worker(GENERATOR, number, self._record, self._places)
             if fresh.name not in there:
-                if wrong := gpus.problem(place + 1):
-                    raise CannotChange(wrong)
+                try:
+                    gpus = self._claims.deal(DealtGpus.of_run(self._record.spec), place + 1)
+                except RunFailed as error:
+                    raise CannotChange(str(error)) from error
                 self._crew.add(with_env(fresh, gpus.for_generator(place)))
                 return
 

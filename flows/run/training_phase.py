@@ -14,7 +14,9 @@ from flows.balancing.staff import Staff
 from flows.monitoring.exporter import exporting
 from flows.run.archiving import archiving
 from flows.run.commands import workers
+from flows.run.dealt_gpus import DealtGpus
 from flows.run.failure_page import page_on_failure
+from flows.run.gpu_claims import GpuClaims
 from flows.run.host import HostOrder
 from flows.run.locations import Places, logs_folder, report_folder
 from flows.run.request import RunCancelled, RunFailed
@@ -52,13 +54,15 @@ def run_training(
         lock = stack_.enter_context(
             locked(folder / ".lock", what=f"run {record.id}", deadline_s=END_GRACE_S + 15.0)
         )
-        team = Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock,))
+        claims = stack_.enter_context(GpuClaims())
         balance = RunBalance(record)
+        gpus = claims.deal(DealtGpus.of_run(record.spec), balance.generators)
+        team = Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock, *claims.descriptors))
         crew = RunProcesses(
-            team, workers(record, places, balance.generators), restarts=record.spec.placement.restarts,
-            say=screen.say,
+            team, workers(record, places, gpus, balance.generators),
+            restarts=record.spec.placement.restarts, say=screen.say,
         )  # fmt: skip
-        keeper = balance.keeper(crew, places, screen.say, called)
+        keeper = balance.keeper(crew, places, claims, screen.say, called)
         follower = Follower(record, metrics=MetricsFile(folder / METRICS_FILE), also=keeper.take)
         stack_.enter_context(page_on_failure(record, places, screen.say, follower))
         stack_.enter_context(team)

@@ -18,6 +18,7 @@ from flows.balancing.balancer import Balancer, Verdict
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
 from flows.balancing.side_times import SideTimes
 from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
+from flows.run.gpu_claims import GpuClaims
 from flows.run.joining import join_logs, joining
 from flows.run.request import RunFailed
 from flows.run.supervision import RunProcesses
@@ -48,13 +49,18 @@ class JoinedGenerators:
 
     def __init__(self, crew: RunProcesses, record: RunRecord, store: str) -> None:
         self._crew, self._record, self._store = crew, record, store
+        self._claims: dict[str, GpuClaims] = {}  # by the name of a generator; they end with this process
 
     def grow(self) -> None:
         """Start one, with a number that no other generator has."""
+        for gone in self._claims.keys() - set(self._crew.names):
+            self._claims.pop(gone).close()
         try:
-            _, (fresh,) = joining(self._record.id, store=self._store, generators=1)
+            joined = joining(self._record.id, store=self._store, generators=1)
         except Explained as error:
             raise CannotChange(f"no generator can join from here: {error}") from error
+        (fresh,) = joined.workers
+        self._claims[fresh.name] = joined.claims
         self._crew.add(fresh)
 
     def shrink(self) -> None:

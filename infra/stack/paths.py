@@ -8,6 +8,7 @@
 ├── prefect          PREFECT_HOME
 ├── prometheus       RUN.json, the address of a run's figures
 ├── turns            RUN.wanted and RUN.working, the locks of a colocated run
+├── gpus             NAME.lock, for each GPU that a command has claimed
 ├── logs             NAME.log
 └── run              NAME.json, NAME.port, credentials (0700)
 """
@@ -65,6 +66,10 @@ class StackPaths:
     def targets(self) -> Path:
         """The folder that names the runs of this machine to Prometheus."""
         return self.home / "prometheus"
+
+    @property
+    def gpus(self) -> Path:
+        return self.home / "gpus"
 
     @property
     def logs(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
 
@@ -172,14 +172,6 @@ class SleepingEngine(Protocol):
 
     def wake(self) -> None:
         """Take the memory again."""
-
-
-@runtime_checkable
-class FailingEngine(Protocol):
-    """A local engine that may fail while a call of it never returns, as several processes can."""
-
-    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
-        """Have `tell` called, in another thread, before this process is ended for that reason."""
 
 
 class EngineSettings(GeneratorSection, ABC):

@@ -26,9 +26,9 @@ from msgspec.structs import replace
 
 from infra.errors import Explained
 from infra.weights.patch import read_patch
+from producers.engines import engine_end
 from producers.engines.engine import (
     DrawnAnswer,
-    FailingEngine,
     Installed,
     LocalEngine,
     SleepingEngine,
@@ -118,13 +118,12 @@ def answer(
     not Explained the log has the traceback, too.
     """
     made = False
+    engine_end.tell_by(lambda error: link.send_bytes(_encode([Refused(str(error), error.lasting)])))
     try:
         gc.disable()  # it would take seconds, while millions of objects come and none goes
         engine, made = make(), True
         gc.freeze()
         gc.enable()
-        if isinstance(engine, FailingEngine):
-            engine.on_failure(lambda error: link.send_bytes(_encode([Refused(str(error), error.lasting)])))
         link.send_bytes(_encode([Paced(engine.pace(), {}), Ready()]))
         serve(link, engine)
     except (EOFError, ConnectionError):

@@ -33,9 +33,6 @@ class LeadingRank:
         self._unheard: deque[bytes] = deque()  # digests of steps that other ranks have not answered
         team.await_ready()
 
-    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
-        self._team.on_failure(tell)
-
     def expect(self, times: StepTimes) -> None:
         """Take measured times of steps; ranks need not agree about times."""
         self._own.expect(times)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from infra.ranks.rank_addresses import meeting_place
+from producers.engines import engine_end
 from producers.engines.engine import EngineError
 from producers.engines.engine_door import EngineDoor
 from producers.engines.engine_messages import EngineOptions, Paced, Prepare, Ready, Refused
@@ -65,7 +65,6 @@ class RankTeam:
         self._noticed, self._closed = threading.Event(), threading.Event()
         self._busy_since: float | None = None
         self._doing = ""
-        self._tell: Callable[[EngineError], None] = _say_last_words
         self._watch = threading.Thread(target=self._look, daemon=True, name="ranks")
 
     def open(self) -> RankTeam:
@@ -112,10 +111,6 @@ class RankTeam:
             FarEngineRank(rank, machine, links[rank, False], links[rank, True])
             for rank, (machine, _) in enumerate(held, first)
         ]
-
-    def on_failure(self, tell: Callable[[EngineError], None]) -> None:
-        """Have `tell` called, in another thread, before this process is ended because a rank has failed."""
-        self._tell = tell
 
     @contextmanager
     def doing(self, what: str, *, marked: bool = True) -> Iterator[None]:
@@ -290,13 +285,8 @@ class RankTeam:
         for other in self._others:
             other.reports.put(None)
         if not self._noticed.wait(_GRACE_S) and not self._closed.is_set():
-            self._tell(error)
+            engine_end.say(error)
             os._exit(1)
-
-
-def _say_last_words(error: EngineError) -> None:
-    sys.stderr.write(f"{error}\n")
-    sys.stderr.flush()
 
 
 def _refusal(other: OtherEngineRank, report: Refused) -> EngineError:

@@ -13,6 +13,8 @@ from flows.balancing.staff import CannotChange
 from flows.monitoring.run_figures import run_figures
 from flows.page.topic_facts import facts_from, facts_of
 from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker, own_numbers, workers
+from flows.run.dealt_gpus import DealtGpus
+from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
 from flows.run.run_balance import LocalGenerators, RunBalance
 from flows.run.supervision import RunProcesses
@@ -165,7 +167,7 @@ def recorded(before: int, after: int, *, dry: bool = False) -> BalanceRecord:
 @pytest.mark.parametrize(
     ("past", "expected"),
     [
-        ([], None),
+        ([], 1),
         ([recorded(1, 2)], 2),
         ([recorded(1, 2), recorded(2, 3)], 3),
         ([recorded(1, 2), recorded(2, 3), recorded(3, 2)], 2),
@@ -174,14 +176,14 @@ def recorded(before: int, after: int, *, dry: bool = False) -> BalanceRecord:
     ],
 )
 def test_a_resumed_run_goes_on_with_the_number_it_had(
-    context: RoleContext, monkeypatch: pytest.MonkeyPatch, past: list[BalanceRecord], expected: int | None
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch, past: list[BalanceRecord], expected: int
 ) -> None:
     monkeypatch.setattr("flows.run.run_balance.BalanceBook", lambda record: book_of(context))
     for one in past:
         book_of(context).write(one)
     assert RunBalance(context.record).generators == expected
-    found = workers(context.record, Places("b", "file:///s"), expected)
-    assert sum(one.role == GENERATOR for one in found) == (expected or 1)
+    found = workers(context.record, Places("b", "file:///s"), DealtGpus(()), expected)
+    assert sum(one.role == GENERATOR for one in found) == expected
 
 
 @pytest.mark.parametrize("generators", [0, 2])
@@ -189,15 +191,15 @@ def test_nothing_is_started_for_a_site_without_generators(tmp_path: Path, genera
     record = make_context(
         make_spec(placement={"generators": 1, "sites": {"far": {"generators": generators}}}), tmp_path
     ).record
-    found = workers(record, Places("b", "file:///s"))
+    found = workers(record, Places("b", "file:///s"), DealtGpus(()), 1)
     assert sum("--site" in one.argv for one in found) == (generators + 1 if generators else 0)
 
 
 def test_without_balance_nothing_is_read_or_kept(tmp_path: Path) -> None:
     record = make_context(make_spec(), tmp_path).record  # its broker is nowhere
     balance = RunBalance(record)
-    assert balance.generators is None
-    keeper = balance.keeper(None, None, print)  # type: ignore[arg-type]
+    assert balance.generators == 1
+    keeper = balance.keeper(None, None, None, print)  # type: ignore[arg-type]
     keeper.take(step(0, 1.0))
     assert keeper.tick() == []
 
@@ -222,7 +224,7 @@ def crew_of(record: RunRecord, team: StoppingTeam, said: list[str]) -> RunProces
 def test_local_generators_come_with_free_numbers_and_the_highest_leaves(context: RoleContext) -> None:
     team, said = StoppingTeam(), list[str]()
     crew = crew_of(context.record, team, said)
-    local = LocalGenerators(crew, context.record, Places("b", "file:///s"))
+    local = LocalGenerators(crew, context.record, Places("b", "file:///s"), GpuClaims())
     for _ in range(2):
         local.grow()
     crew.start_again()
@@ -244,7 +246,7 @@ def test_none_is_added_while_one_can_not_be_kept_alive(context: RoleContext) -> 
     for _ in range(4):
         crew.heard(ended("generator-0", code=1))
     with pytest.raises(CannotChange, match="generator-0 can't be kept alive"):
-        LocalGenerators(crew, context.record, Places("b", "file:///s")).grow()
+        LocalGenerators(crew, context.record, Places("b", "file:///s"), GpuClaims()).grow()
 
 
 def test_who_leaves_may_be_killed_and_is_not_started_again(context: RoleContext) -> None:
@@ -262,7 +264,7 @@ def test_no_generator_of_its_own_can_leave(context: RoleContext) -> None:
     crew = crew_of(context.record, team, [])
     crew.retire("generator-0", 1.0)
     with pytest.raises(CannotChange, match="no generator of its own"):
-        LocalGenerators(crew, context.record, Places("b", "file:///s")).shrink()
+        LocalGenerators(crew, context.record, Places("b", "file:///s"), GpuClaims()).shrink()
 
 
 def test_numbers_of_own_generators_and_of_sites_are_apart() -> None:

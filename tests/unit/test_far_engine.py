@@ -35,7 +35,7 @@ from infra.supervise.children import start_child
 from infra.waiting import WaitedTooLong
 from infra.weights.bits import Bits
 from infra.weights.patch import PatchFile
-from producers.engines import machine_ranks, other_engine_ranks, rank_team
+from producers.engines import engine_end, machine_ranks, other_engine_ranks, rank_team
 from producers.engines.engine import EngineError, FarRanksAsked, SampleRequest, engine_of
 from producers.engines.engine_door import EngineDoor, config_digest, engine_versions
 from producers.engines.engine_messages import EngineOptions
@@ -230,7 +230,7 @@ def test_a_far_rank_that_stands_still_is_named(
     team._deadline = 2.0
     said: list[EngineError] = []
     ended: list[int] = []
-    team.on_failure(said.append)
+    monkeypatch.setattr(engine_end, "_tell", said.append)
     monkeypatch.setattr(rank_team.os, "_exit", ended.append)
     for _ in range(3):
         engine.step()
@@ -434,6 +434,6 @@ def test_a_run_whose_engines_have_no_far_ranks_takes_none(tmp_path: Path, tiny: 
     with pytest.raises(RunFailed, match=r"have all their ranks beside their generators: set placement"):
         joining("near-engine-1", store=store.url, ranks=RanksHere(engine=1))
     create(store, SPEC, bootstrap_servers="none", model=str(tiny), run_id="far-engine-2")
-    _, (worker,) = joining("far-engine-2", store=store.url, ranks=RanksHere(engine=2, generator=5))
+    (worker,) = joining("far-engine-2", store=store.url, ranks=RanksHere(engine=2, generator=5)).workers
     assert worker.argv[2] == "producers.engines.machine_ranks"
     assert worker.argv[-4:] == ["--ranks", "2", "--generator", "5"]

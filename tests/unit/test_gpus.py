@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from flows.planning import measuring
-from flows.planning.profiled_learner import ProfilingFailed
-from flows.run import checks, commands, joining, run_balance
+from flows.run import checks, gpu_claims
 from flows.run.checks import problems_of
 from flows.run.commands import GENERATOR, TRAINER, workers
 from flows.run.dealt_gpus import DealtGpus
+from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
+from flows.run.request import RunFailed
 from infra.gpus import VISIBLE, visible_gpus
 from infra.stack import doctor
 from infra.stack.doctor import Check
@@ -21,6 +22,12 @@ from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec
 
 PLACES = Places("b", "file:///s")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of GPUs are locks in the home."""
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture
@@ -52,16 +59,17 @@ def test_gpus_are_those_that_cuda_shows(
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
-    for module in (commands, checks, joining, run_balance, doctor):
+    for module in (checks, gpu_claims, doctor):
         monkeypatch.setattr(module, "visible_gpus", lambda: list(gpus))
 
 
 def shown(folder: Path, spec: RunSpec) -> dict[str, str | None]:
     """By process, the GPUs that it sees."""
     record = make_context(spec, folder).record
-    return {
-        one.name: one.env.get(VISIBLE) for one in workers(record, PLACES) if one.role in (TRAINER, GENERATOR)
-    }
+    count = spec.placement.generators
+    with GpuClaims() as claims:
+        found = workers(record, PLACES, claims.deal(DealtGpus.of_run(spec), count), count)
+    return {one.name: one.env.get(VISIBLE) for one in found if one.role in (TRAINER, GENERATOR)}
 
 
 def test_ranks_come_first_and_then_generators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,12 +142,62 @@ def test_a_profile_has_all_ranks_on_this_machine(monkeypatch: pytest.MonkeyPatch
     """Also those that the run has elsewhere, and nothing of its sites."""
     sites = {"far": {"generators": 2}}
     spec = make_spec(trainer={"ranks": 3}, placement={"ranks": {"elsewhere": 2}, "sites": sites})
-    monkeypatch.setattr(measuring, "visible_gpus", lambda: list("4567"))
-    shown = [measuring._environment(role, spec, PLACES)[VISIBLE] for role in (TRAINER, GENERATOR)]
+    have(monkeypatch, *"4567")
+    with GpuClaims() as claims:
+        gpus = measuring._gpus(spec, claims)
+    shown = [measuring._environment(role, spec, PLACES, gpus)[VISIBLE] for role in (TRAINER, GENERATOR)]
     assert shown == ["4,5,6", "7"]
-    monkeypatch.setattr(measuring, "visible_gpus", lambda: list("456"))
-    with pytest.raises(ProfilingFailed, match="3 ranks and 1 generators need 4 GPUs"):
-        measuring._environment(TRAINER, spec, PLACES)
+    have(monkeypatch, *"456")
+    with pytest.raises(RunFailed, match="3 ranks and 1 generators need 4 GPUs"):
+        measuring._gpus(spec, GpuClaims())
+
+
+def test_a_command_passes_over_gpus_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, *"0123")
+    two, alone = DealtGpus((), ranks=1), DealtGpus(())
+    with GpuClaims() as run, GpuClaims() as first, GpuClaims() as second:
+        assert run.deal(two, 1).for_generator(0) == {VISIBLE: "1"}
+        assert first.deal(alone, 1).for_generator(0) == {VISIBLE: "2"}
+        assert second.deal(alone, 1).for_generator(0) == {VISIBLE: "3"}
+        with pytest.raises(RunFailed, match=r"no free one, beside those that .* use \(0, 1, 2, 3\)"):
+            GpuClaims().deal(alone, 1)
+        with pytest.raises(RunFailed, match=r"need 3 GPUs, .* 2 free ones \(0, 1\), beside"):
+            run.deal(two, 2)
+        assert len(run.descriptors) == 2, "it keeps those that it has"
+        first.close()
+        assert run.deal(two, 2).for_generator(1) == {VISIBLE: "2"}, "it grows, and the others stay in place"
+        assert run.deal(two, 1).for_generator(0) == {VISIBLE: "1"}
+    with GpuClaims() as after:
+        assert after.deal(two, 3).gpus == ("0", "1", "2", "3")
+
+
+def test_a_run_that_grows_keeps_the_order_of_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one that had another's becomes free, which comes first by number."""
+    have(monkeypatch, *"0123")
+    wanted = DealtGpus((), ranks=1)
+    with GpuClaims() as other, GpuClaims() as run:
+        other.deal(DealtGpus(()), 1)
+        assert run.deal(wanted, 1).for_generator(0) == {VISIBLE: "2"}
+        other.close()
+        grown = run.deal(wanted, 2)
+        assert [grown.for_generator(place)[VISIBLE] for place in (0, 1)] == ["2", "0"]
+
+
+def test_gpus_are_shared_with_those_that_share_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, "GPU-8f2/0")
+    shared = DealtGpus((), ranks=1, shared=True)
+    with GpuClaims() as one, GpuClaims() as other:
+        for claims in (one, other):
+            assert claims.deal(shared, 1).for_generator(0) == {VISIBLE: "GPU-8f2/0"}
+        with pytest.raises(RunFailed, match=r"no free one, beside those that .* use \(GPU-8f2/0\)"):
+            GpuClaims().deal(DealtGpus((), ranks=1), 0)
+
+
+def test_without_gpus_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch)
+    with GpuClaims() as claims:
+        assert claims.deal(DealtGpus((), ranks=1), 1).for_ranks() == {}
+    assert not (tmp_path / "home" / "gpus").exists()
 
 
 def test_generators_that_use_servers_take_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from infra.supervise.children import inherited_descriptors, start_child
 from infra.weights.patch import Patch, PatchFile
-from producers.engines import other_engine_ranks, rank_team
+from producers.engines import engine_end, other_engine_ranks, rank_team
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.leading_rank import LeadingRank
@@ -25,25 +25,37 @@ from producers.engines.same_work import DrawnSoFar, tokens_digest
 from tests.fakes.counting_rank import CountingRank
 from tests.waiting import wait_until
 
+Opened = Callable[..., RankTeam]
 Made = Callable[..., tuple[LeadingRank, RankTeam]]
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    """Teams without rank 0's own engine."""
+
     def fake(command: list[str], **how: Any) -> Any:
         return start_child([*command[:2], "tests.fakes.counting_rank", *command[3:]], **how)
 
     monkeypatch.setattr(other_engine_ranks, "start_child", fake)
     teams: list[RankTeam] = []
+    monkeypatch.setattr(engine_end, "_tell", engine_end._to_log)  # as it was, afterwards
 
-    def make(way: str = "fine", ranks: int = 3) -> tuple[LeadingRank, RankTeam]:
-        team = RankTeam(EngineOptions(model=way, spec=""), ranks, "test", deadline_s=60).open()
-        teams.append(team)
-        return LeadingRank(cast(Any, CountingRank()), team), team
+    def open_one(way: str, ranks: int) -> RankTeam:
+        teams.append(RankTeam(EngineOptions(model=way, spec=""), ranks, "test", deadline_s=60).open())
+        return teams[-1]
 
-    yield make
+    yield open_one
     for team in teams:
         team.close()
+
+
+@pytest.fixture
+def made(opened: Opened) -> Made:
+    def make(way: str = "fine", ranks: int = 3) -> tuple[LeadingRank, RankTeam]:
+        team = opened(way, ranks)
+        return LeadingRank(cast(Any, CountingRank()), team), team
+
+    return make
 
 
 def request(number: int, tokens: int = 4) -> SampleRequest:
@@ -82,9 +94,9 @@ def test_weights_that_are_in_no_file_can_not_be_prepared_by_other_ranks(made: Ma
 
 
 def test_a_rank_that_draws_otherwise_ends_the_engine(made: Made) -> None:
-    engine, team = made("other")
+    engine, _ = made("other")
     said: list[EngineError] = []
-    team.on_failure(said.append)
+    engine_end.tell_by(said.append)
     engine.submit(request(0))
     with pytest.raises(EngineError, match=r"rank [12] .* other tokens or logprobs"):
         while True:
@@ -148,7 +160,7 @@ def test_rank_0_is_ended_if_it_waits_for_a_rank_that_stands_still(
     team._deadline = 1.0
     said: list[EngineError] = []
     ended: list[int] = []
-    team.on_failure(said.append)
+    engine_end.tell_by(said.append)
     monkeypatch.setattr(rank_team.os, "_exit", ended.append)
     for _ in range(2):
         engine.step()
@@ -161,6 +173,22 @@ def test_rank_0_is_ended_if_it_waits_for_a_rank_that_stands_still(
     assert "took more than 1 s to make a decode step: rank 1 is behind (0: process " in str(said[0])
 
 
+def test_why_a_rank_can_not_start_is_told_while_rank_0_waits_for_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On GPUs rank 0 would be in a sum, and not notice that the other rank has ended."""
+    monkeypatch.setattr(rank_team, "_GRACE_S", 0.1)
+    said: list[EngineError] = []
+    ended: list[int] = []
+    engine_end.tell_by(said.append)
+    monkeypatch.setattr(rank_team.os, "_exit", ended.append)
+    team = opened("refuses", 2)
+    with pytest.raises(EngineError), team.doing("start", marked=False):
+        wait_until(lambda: ended, what="the end of this process")
+    assert ended == [1] and "rank 1 of the engine" in str(said[0])
+    assert "there is no such model" in str(said[0])
+
+
 def test_rank_0_is_ended_if_a_rank_takes_no_more_acts(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 would wait for room in the connection, though a thread beside its steps hears of it."""
     monkeypatch.setattr(rank_team, "_GRACE_S", 0.5)
@@ -168,7 +196,7 @@ def test_rank_0_is_ended_if_a_rank_takes_no_more_acts(made: Made, monkeypatch: p
     team._deadline = 1.0
     said: list[EngineError] = []
     ended: list[int] = []
-    team.on_failure(said.append)
+    engine_end.tell_by(said.append)
     monkeypatch.setattr(rank_team.os, "_exit", ended.append)
     os.kill(team._others[0].process.pid, signal.SIGSTOP)
 
