@@ -46,6 +46,7 @@ $(VENV)/.packages: requirements/cpu.txt
 
 $(VENV)/.installed: $(VENV)/.packages pyproject.toml
 	$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -qq streamrl flows consumers producers schemas infra
 	touch $@
 
 kafka: .streamrl/.kafka  ## fetch Apache Kafka's jars into .streamrl/kafka/lib (Java 17, Maven)
@@ -80,7 +81,7 @@ demo: setup kafka  ## a whole small run on this machine
 
 test: setup kafka s3 promtool chromium lint  ## every test, against real services, behind the linters
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
 
 coverage: setup  ## lines that no unit test runs
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term-missing:skip-covered tests/unit
