@@ -41,7 +41,7 @@ class GpuClaims:
     def deal(self, wanted: DealtGpus, generators: int) -> DealtGpus:
         """Return `wanted` with GPUs to deal out: first its own claims, then GPUs that nobody has claimed.
 
-        As many as its ranks and so many generators take are claimed; with `shared`, others may claim them, too.
+        It claims GPUs for its ranks and so many generators; with `shared`, others may claim them, too.
         Raises RunFailed if there are too few.
         """
         if not (visible := visible_gpus()):
