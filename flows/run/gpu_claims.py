@@ -57,7 +57,7 @@ class GpuClaims:
             for name in list(self._locks)[max(kept, 0 if wrong else dealt.dealt(generators)) :]:
                 self._locks.pop(name).close()
         if wrong:
-            raise RunFailed(wrong)
+            raise RunFailed(f"{wrong}\n  → or wait until those commands have ended" if taken else wrong)
         return dealt
 
     def close(self) -> None:

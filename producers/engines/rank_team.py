@@ -285,7 +285,8 @@ class RankTeam:
         for other in self._others:
             other.reports.put(None)
         if not self._noticed.wait(_GRACE_S) and not self._closed.is_set():
-            engine_end.say(error)
+            with contextlib.suppress(OSError):  # the generator has ended, too
+                engine_end.say(error)
             os._exit(1)
 
 
