@@ -94,14 +94,19 @@ def at_site(
     return found + [worker(GENERATOR, first[1] + n, record, places, site) for n in range(generators)]
 
 
-def far_ranks(count: int, record: RunRecord, places: Places, *, first: int) -> list[Worker]:
-    """Return ranks of the trainer on this machine, for a run whose trainer is on another.
+def launched_as(count: int) -> str | None:
+    """Return the number that a launcher, such as torchrun, gave to the one rank that is started here.
 
-    A launcher that starts one process for each GPU, such as torchrun, says in LOCAL_RANK which one it is.
+    None: it has no launcher, or there are several ranks.
     """
+    return os.environ.get("LOCAL_RANK") or None if count == 1 else None
+
+
+def far_ranks(count: int, record: RunRecord, places: Places, *, first: int) -> list[Worker]:
+    """Return ranks of the trainer on this machine, for a run whose trainer is on another."""
     found = [worker(RANK, first + number, record, places) for number in range(count)]
-    alone = os.environ.get("LOCAL_RANK", "0") if count == 1 else None
-    return [with_env(one, {"LOCAL_RANK": alone or str(number)}) for number, one in enumerate(found)]
+    launched = launched_as(count)
+    return [with_env(one, {"LOCAL_RANK": launched or str(number)}) for number, one in enumerate(found)]
 
 
 def engine_worker(here: RanksHere, record: RunRecord, places: Places, *, number: int) -> Worker:

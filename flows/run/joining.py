@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from flows.run.commands import (
     at_site,
     engine_worker,
     far_ranks,
+    launched_as,
     on_gpus,
     with_env,
     worker,
@@ -118,8 +118,7 @@ def _training(
     count: int, record: RunRecord, places: Places, gpus: DealtGpus, model: str | None, first: int
 ) -> list[Worker]:
     """Return ranks of the trainer for this machine."""
-    launched = count == 1 and "LOCAL_RANK" in os.environ  # then its launcher shows it one
-    shown = {} if launched else replace(gpus, ranks=count).for_ranks()
+    shown = {} if launched_as(count) else replace(gpus, ranks=count).for_ranks()  # a launcher shows it one
     there = ["--model", str(Path(model).resolve())] if model else []
     found = [with_env(one, shown) for one in far_ranks(count, record, places, first=first)]
     return [replace(one, argv=[*one.argv, *there]) for one in found]

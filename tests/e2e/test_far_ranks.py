@@ -34,10 +34,10 @@ ALGORITHM = {
     "iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 3e-3, "max_grad_norm": 1e9,
 }  # fmt: skip
 TRAINER = {"checkpoint_every": 2, "bundle_tokens": 64, "least_microbatches": 2}
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
-    reason="network namespaces need root and /dev/net/tun",
-)
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"],
+    "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_python", "--no_local_rank"],
+}
 
 
 @contextmanager
@@ -83,19 +83,50 @@ class Trained:
         ]
 
 
-def write_run_file(folder: Path, kafka: str, model: Path, address: str) -> None:
+def write_run_file(
+    folder: Path, kafka: str, model: Path, address: str, *, iterations: int = ITERATIONS, elsewhere: int = 1,
+    learner: str = "fsdp",
+) -> None:  # fmt: skip
     (folder / "task.py").write_text(TASK)
     spec = make_spec(
-        algorithm=ALGORITHM, trainer={**TRAINER, "ranks": 2, "learner": "fsdp"}, model={"path": str(model)},
+        algorithm={**ALGORITHM, "iterations": iterations}, model={"path": str(model)},
+        trainer={**TRAINER, "ranks": 1 + elsewhere, "learner": learner},
         task={"python": str(folder / "task.py")}, report=str(folder / "runs"),
         placement={
             "kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store",
-            "ranks": {"elsewhere": 1, "address": address},
+            "ranks": {"elsewhere": elsewhere, "address": address},
         },
     )  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("launcher", sorted(LAUNCHERS))
+def test_launchers_start_ranks(tmp_path: Path, kafka: str, tiny_model: Path, launcher: str) -> None:
+    """Each starts a process for each GPU of its machine, and says to it which one it is."""
+    write_run_file(tmp_path, kafka, tiny_model, "127.0.0.1", iterations=2, elsewhere=2, learner="torch")
+    store = f"file://{tmp_path}/store"
+    with command(cli("run", str(tmp_path / "run.yaml"), "--no-prefect"), tmp_path, "near") as flow:
+        wait_until(lambda: runs_of(open_store(store)), what="the run", deadline_s=120)
+        trained = Trained(store, kafka)
+        join = cli("join", trained.id, "--store", store, "--ranks", "1")
+        with command([sys.executable, *LAUNCHERS[launcher], *join], tmp_path, "far") as joined:
+            wait_until(
+                lambda: flow.poll() is not None and joined.poll() is not None, what="the end of both",
+                deadline_s=240,
+            )  # fmt: skip
+    told = (tmp_path / "near.log").read_text() + (tmp_path / "far.log").read_text()
+    assert (flow.returncode, joined.returncode) == (0, 0), told[-6000:]
+    assert len(trained.steps()) == 2
+    log = "".join(file.read_text() for file in (tmp_path / "runs").rglob("trainer*.log"))
+    for rank, number in ((1, 0), (2, 1)):
+        assert f"rank {rank} is number {number} on 127.0.0.1" in log
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
+    reason="network namespaces need root and /dev/net/tun",
+)
 @pytest.mark.timeout(900)
 def test_two_machines_train_as_one_also_if_a_rank_is_killed(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
