@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.planning import measuring
-from flows.run import checks, gpu_claims
+from flows.run import checks, gpu_claims, joining
 from flows.run.checks import problems_of
 from flows.run.commands import GENERATOR, TRAINER, workers
 from flows.run.dealt_gpus import DealtGpus
@@ -191,6 +191,23 @@ def test_gpus_are_shared_with_those_that_share_theirs(monkeypatch: pytest.Monkey
             assert claims.deal(shared, 1).for_generator(0) == {VISIBLE: "GPU-8f2/0"}
         with pytest.raises(RunFailed, match=r"no free one, beside .* use \(GPU-8f2/0\).*\n.*or wait until"):
             GpuClaims().deal(DealtGpus((), ranks=1), 0)
+
+
+def test_a_rank_with_a_launcher_takes_the_gpu_of_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, gpus = make_context(make_spec(), tmp_path).record, DealtGpus(("4", "5"), ranks=2)
+
+    def started(count: int) -> list[tuple[str | None, str]]:
+        found = joining._training(count, record, PLACES, gpus, None, 1000)
+        return [(one.env.get(VISIBLE), one.env["LOCAL_RANK"]) for one in found]
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert started(1) == [("4", "0")]
+    assert started(2) == [("4,5", "0"), ("4,5", "1")]
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert started(1) == [(None, "3")], "it sees all GPUs, and takes the fourth"
+    assert started(2) == [("4,5", "0"), ("4,5", "1")]
 
 
 def test_without_gpus_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
