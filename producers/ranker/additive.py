@@ -210,7 +210,9 @@ def _solved(
         if size <= 0:
             break
         image = product(step)
-        along = size / float(step @ image)
+        if (bend := float(step @ image)) <= 0:  # what is left is too small for a float
+            break
+        along = size / bend
         weights, rest = weights + along * step, rest - along * image
         ready = rest / diagonal
         last, size = size, float(rest @ ready)

@@ -56,6 +56,17 @@ def test_dropped_groups_are_not_forgotten() -> None:
     assert np.corrcoef(term.predict(bags_of(unseen)), true)[0, 1] > 0.9
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_differences_of_any_size_are_learned_from(seed: int) -> None:
+    """Lengths may become equal but for rounding, and steps then too small for a float."""
+    rng = np.random.default_rng(seed)
+    texts = bags_of([rng.integers(0, 6, size).astype(np.int32) for size in rng.integers(1, 5, 4)])
+    for exponent in range(158, 165):
+        target = rng.normal(size=4) * 10.0**-exponent
+        term = Additive.fresh().learned(texts, target, np.ones(4), rounds=3)
+        assert np.isfinite(term.predict(texts)).all()
+
+
 def test_memory_is_bounded_by_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, target = among_filler(200, 1)
     whole = Additive.fresh().learned(bags_of(texts), target, np.ones(200)).predict(bags_of(texts))
