@@ -63,7 +63,7 @@ class _Seen:
 
     def works(self, beat: Heartbeat, now: float) -> bool:
         """Return whether the process says that it works, and has used a processor since the last look."""
-        if beat.waits_for or beat.state == "ended" or (beat.role == "feeder" and beat.state != "starting"):
+        if beat.waits_for or beat.is_last or (beat.role == "feeder" and beat.state != "starting"):
             self.cpu = None  # a feeder's threads always have something to do
             return False
         used = beat.counters.get("work_s", beat.counters.get("cpu_s", 0.0))
@@ -128,7 +128,7 @@ class Evidence:
         now = self._clock()
         together: dict[str, list[str]] = {}
         for (role, number, _, _), seen in sorted(self._seen.items()):
-            if seen.beat.state != "ended":
+            if not seen.beat.is_last:
                 together.setdefault(_doing(seen, now), []).append(f"{role}-{number}")
         parts = [f"{_names(names)} {doing}" for doing, names in together.items()]
         return "; ".join(parts[:_MOST_WAITS])[:_LONGEST]

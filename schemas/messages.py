@@ -30,6 +30,8 @@ from schemas.wire import (
 
 EVERYONE = "*"  # in place of a generator's name
 
+ENDED, FAILED = "ended", "failed"  # the last states of a process: by itself or told to stop, by an error
+
 WAIT = "wait: "  # begins the cause of time in which a process waits
 MOST_CAUSES = 32  # that a heartbeat may name
 
@@ -518,7 +520,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     number: Count  # of this process among its role's
     pid: Count
     host: str
-    state: str
+    state: str  # the last one: `ended`, or `failed` if an error ended the process
     waits_for: str  # empty while it works
     unblocked_by: str  # who or what ends the waiting
     since: float  # when the state or the waiting began
@@ -526,6 +528,11 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     sent_at: float
     trouble: Line = ""  # why one of its newest samples has no reward; empty: all have one
     causes: dict[str, float] = field(default_factory=dict)  # seconds since the process began, by cause
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the process ends after this heartbeat."""
+        return self.state in (ENDED, FAILED)
 
     def wrong(self) -> str:
         if len(self.causes) > MOST_CAUSES:

@@ -178,7 +178,7 @@ class SideTimes:
             return
         if point.at > trail.points[-1].at:
             trail.points.append(point)
-        counters, trail.ended = beat.counters, beat.state == "ended"
+        counters, trail.ended = beat.counters, beat.is_last
         trail.step_s = max(0.0, counters.get("step_s", trail.step_s))
         trail.sample_s = max(0.0, counters.get("sample_s", trail.sample_s))
         if trail.loaded_at is None and counters.get("version", -1.0) >= 0:
@@ -265,7 +265,7 @@ def _point(beat: Heartbeat) -> _Point:
         busy += sum(s for cause, s in causes.items() if cause.startswith(WAIT) and cause != f"{WAIT}samples")
     return _Point(
         beat.sent_at,
-        bool(beat.waits_for) or beat.state in _NO_WORK,
+        bool(beat.waits_for) or beat.state in _NO_WORK or beat.is_last,
         _Work(
             busy=busy,
             draws=sum(causes.get(one, 0.0) for one in _DRAWS),

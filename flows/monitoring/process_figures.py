@@ -79,7 +79,7 @@ def process_figures(run: str, processes: Iterable[ProcessView]) -> Iterator[Metr
     """Yield the figures of all processes of a run that are not forgotten."""
     found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for process in processes:
-        if process.beat.state != "ended" and process.silent_s < FORGOTTEN_S:
+        if not process.beat.is_last and process.silent_s < FORGOTTEN_S:
             labels = (run, process.beat.role, str(process.beat.number))
             for name, text, value in _figures(process):
                 if (family := found.get(name)) is None:

@@ -25,6 +25,7 @@ from flows.run.far_files import model_here, reward_here
 from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places, logs_folder, named_store, store_url
 from flows.run.request import RunFailed
+from flows.run.run_end import RunEnd
 from flows.run.supervision import RunProcesses
 from infra.bus import near_ends, read_all
 from infra.gate import Gate, passed_over
@@ -149,7 +150,9 @@ def take_part(
     bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
     gate = Gate(Heartbeat, record.id, passed_over)
     said = read_all(bus, topic, near_ends(bus, topic, _NEWEST), deadline_s=_READ_S)
-    if _over(gate.messages(said)):
+    end = RunEnd()
+    end.hear(gate.messages(said))
+    if end.has_come:
         raise RunFailed(
             f"run {record.id} has ended or was stopped; `streamrl run RUNFILE --resume {record.id}` goes on "
             "with it"
@@ -160,7 +163,8 @@ def take_part(
         crew.start()
         for name, process in team.running.items():
             say(f"{name} is process {process}; log: {team.log(name)}")
-        while not crew.all_done and not _over(gate.messages(status.poll(0.2))):
+        while not crew.all_done and not end.has_come:
+            end.hear(gate.messages(status.poll(0.2)))
             crew.poll(0.5)
             crew.start_again()
             crew.check()
@@ -171,9 +175,3 @@ def join_logs(record: RunRecord) -> Path:
     """Return the folder for the logs of processes that join a run from this machine."""
     logs = logs_folder(record)
     return logs if logs.is_dir() else StackPaths.locate().logs / record.id  # its report folder is not here
-
-
-def _over(beats: list[Heartbeat]) -> bool:
-    """Whether the feeder's newest heartbeat says that it has ended: then nobody is given work any more."""
-    states = [beat.state for beat in beats if beat.role == "feeder"]
-    return bool(states) and states[-1] == "ended"

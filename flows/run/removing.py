@@ -162,11 +162,11 @@ def _alive(reader: Reader, end: int, gate: Gate[Heartbeat]) -> list[str]:
         for record, beat in gate.take(reader.poll(0.2)):
             newest[beat.role, beat.number] = beat, record.offset >= end
         recent = [name for name, found in newest.items() if _is_alive(*found)]
-        quiet = not newest or all(beat.state == "ended" for beat, _ in newest.values())
+        quiet = not newest or all(beat.is_last for beat, _ in newest.values())
         if reader.positions()[0] >= end and (recent or quiet):
             break
     return sorted(f"{role}-{number}" for (role, number), found in newest.items() if _is_alive(*found))
 
 
 def _is_alive(beat: Heartbeat, new: bool) -> bool:
-    return beat.state != "ended" and (new or abs(time.time() - beat.sent_at) < _FRESH_S)
+    return not beat.is_last and (new or abs(time.time() - beat.sent_at) < _FRESH_S)

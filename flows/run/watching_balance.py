@@ -21,6 +21,7 @@ from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
 from flows.run.gpu_claims import GpuClaims
 from flows.run.joining import join_logs, joining
 from flows.run.request import RunFailed
+from flows.run.run_end import RunEnd
 from flows.run.supervision import RunProcesses
 from flows.view.follow import Follower
 from flows.view.run_view import RunView
@@ -159,6 +160,7 @@ def _staff(
 
 
 def _is_over(view: RunView) -> bool:
-    """Whether the feeder's newest heartbeat says that it has ended."""
-    feeder = view.processes.get("feeder-0")
-    return feeder is not None and feeder.beat.state == "ended"
+    """Whether the run has ended, by the newest heartbeats of its processes."""
+    end = RunEnd()
+    end.hear(process.beat for process in view.processes.values())
+    return end.has_come

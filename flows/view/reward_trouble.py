@@ -65,7 +65,7 @@ class RewardTrouble:
     def take_beat(self, beat: Heartbeat) -> None:
         """Take a heartbeat: a generator says why a sample has no reward, long before the step is taken."""
         name = f"{beat.role}-{beat.number}"
-        if beat.trouble and beat.state != "ended":
+        if beat.trouble and not beat.is_last:
             text = printable(beat.trouble, _LONGEST)
             self._generators.pop(name, None)
             self._generators[name] = time.monotonic(), RewardSentence(_key(text), f"{name}: {text}")

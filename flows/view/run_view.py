@@ -81,8 +81,8 @@ class ProcessView:
 
     @property
     def alive(self) -> bool:
-        """Whether the last heartbeat is recent, and does not say that the process has ended."""
-        return self.beat.state != "ended" and self.silent_s < QUIET_S
+        """Whether the newest heartbeat is recent, and says that more will come."""
+        return not self.beat.is_last and self.silent_s < QUIET_S
 
     @property
     def silent_s(self) -> float:
@@ -101,8 +101,8 @@ class ProcessView:
     def doing(self) -> str:
         """The state of the process in words."""
         beat = self.beat
-        if beat.state == "ended":
-            return "ended"
+        if beat.is_last:
+            return beat.state
         if (silent := self.silent_s) > QUIET_S:
             return f"silent for {silent:.0f} s (was: {beat.waits_for or beat.state})"
         if not beat.waits_for:

@@ -31,6 +31,7 @@ from infra.stores.opening import open_store
 from infra.stores.store_identity import check_identity
 from infra.supervise.last_words import leave_last_words
 from infra.waiting import NoSigns, Signs
+from schemas import messages
 from schemas.importing import BadImport, said
 from schemas.loading import RunFileError
 from schemas.topics import Topics
@@ -61,6 +62,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         signal.signal(number, lambda *_: stop.set())
     ended = threading.Event()
     context: RoleContext | None = None
+    last = messages.FAILED
     try:
         store = open_store(given.store)
         record = find(store, given.run).here(given.model, given.reward)
@@ -78,9 +80,11 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         threading.Thread(target=_beats, args=(context, ended), daemon=True, name="heart").start()
         context.signs = _signs(context)
         body(context)
+        last = messages.ENDED
         return DONE
     except Stopped:
         log.info("this process was told to stop, and ends")
+        last = messages.ENDED
         return STOPPED
     except Replaced as error:
         return _ends(log, str(error), REPLACED)
@@ -98,7 +102,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         ended.set()
         if context is not None:
             context.signs.close()
-            _say_goodbye(context, log)
+            _say_goodbye(context, last, log)
         sys.stdout.flush()
 
 
@@ -136,9 +140,9 @@ def _beats(context: RoleContext, ended: threading.Event) -> None:
             context.log.exception("a heartbeat can't be sent")
 
 
-def _say_goodbye(context: RoleContext, log: logging.Logger) -> None:
+def _say_goodbye(context: RoleContext, state: str, log: logging.Logger) -> None:
     try:
-        context.heart.working("ended")
+        context.heart.working(state, cause=messages.ENDED)
         context.heart.beat(context.writer, context.topics)
         context.writer.close()
     except BusError as error:
