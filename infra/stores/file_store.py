@@ -90,13 +90,26 @@ class FileStore:
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
-            self._check()  # it may have taken a while
+            try:
+                self._check()  # it may have taken a while
+            except StoreError:
+                self._take_back(temporary)
+                raise
             yield temporary, target
         except OSError as error:
             raise StoreError(f"{self.url}/{key} can't be written: {error}") from error
         finally:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 temporary.unlink()
+
+    def _take_back(self, temporary: Path) -> None:
+        """Remove a file, and the folders made for it, from what is left of a store that vanished."""
+        with contextlib.suppress(OSError):  # nothing is there, or another write's file is
+            temporary.unlink()
+            for folder in temporary.parents:
+                if folder == self._root:
+                    break
+                folder.rmdir()
 
     def exists(self, key: str) -> bool:
         found = (self._root / key).is_file()

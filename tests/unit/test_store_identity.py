@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.files.private import make_private
 from infra.stores.file_store import FileStore
 from infra.stores.opening import open_store
 from infra.stores.orphans import sweep
@@ -80,6 +81,21 @@ def test_a_write_that_a_disk_vanishes_under_is_not_committed(
     with pytest.raises(StoreError, match=GONE):
         store.put("a", b"1")
     assert not list(folder.rglob("a"))
+
+
+def test_no_folders_are_left_by_a_write_that_a_disk_vanishes_under(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(made: Path) -> None:
+        unmount(folder)
+        make_private(made)
+
+    store = FileStore(f"file://{folder}")
+    identify(store)
+    monkeypatch.setattr("infra.stores.file_store.make_private", late)
+    with pytest.raises(StoreError, match=GONE):
+        store.put("runs/b/c", b"1")
+    assert list(folder.iterdir()) == []
 
 
 def test_another_store_at_the_same_place_is_refused(folder: Path) -> None:
