@@ -8,6 +8,7 @@ hashed.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLayer, PackedLinear
 from producers.engines.plain_experts import check_experts, use_plain_experts
 from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
+from producers.engines.quick_start import leave_compiler_unchanged
 from producers.engines.rank_group import EngineRank, joined_ranks
 from producers.engines.route_recorder import RouteRecorder, recording_from_the_start
 from producers.engines.sampler import StreamSampler, own_id
@@ -58,6 +60,7 @@ def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
         os.environ["VLLM_BATCH_INVARIANT"] = str(int(batch_invariant))
         return
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    leave_compiler_unchanged()
     if choices.DEVICE.forced():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM detects GPUs by itself
 
@@ -173,6 +176,7 @@ class VllmEngine:
             check_no_experts(model)
             arguments["quantization"], rounded = use_eight_bits(eight_bits, invariant=batch_invariant)
         arguments |= rank.arguments() if rank else {}
+        gc.freeze()  # vLLM collects garbage seven times while it starts, and freezes what is there then
         with _llvmlite_unseen(), joined_ranks(rank), recording_from_the_start(wanted=routes) as recorders:
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(**merged_arguments(arguments, options or {}, EngineArgs))
