@@ -30,7 +30,8 @@ from schemas.wire import (
 
 EVERYONE = "*"  # in place of a generator's name
 
-ENDED, FAILED = "ended", "failed"  # the last states of a process: by itself or told to stop, by an error
+# The last state of a process: it is done or was told to stop, or an error ended it.
+ENDED, FAILED = "ended", "failed"
 
 WAIT = "wait: "  # begins the cause of time in which a process waits
 MOST_CAUSES = 32  # that a heartbeat may name

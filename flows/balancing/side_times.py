@@ -265,7 +265,7 @@ def _point(beat: Heartbeat) -> _Point:
         busy += sum(s for cause, s in causes.items() if cause.startswith(WAIT) and cause != f"{WAIT}samples")
     return _Point(
         beat.sent_at,
-        bool(beat.waits_for) or beat.state in _NO_WORK or beat.is_last,
+        bool(beat.waits_for) or beat.state == "starting" or beat.is_last,
         _Work(
             busy=busy,
             draws=sum(causes.get(one, 0.0) for one in _DRAWS),

@@ -26,10 +26,7 @@ from tests.fakes.fill import fill
         ([], False),
         ([("feeder", "feeding"), ("trainer", "training")], False),
         ([("feeder", "feeding"), ("trainer", "training"), ("feeder", "ended")], True),
-        (
-            [("feeder", "feeding"), ("generator", "ended"), ("trainer", "ended")],
-            False,
-        ),
+        ([("feeder", "feeding"), ("generator", "ended"), ("trainer", "ended")], False),
         ([("trainer", "training"), ("feeder", "failed")], False),  # to be started again
         ([("trainer", "training"), ("feeder", "failed"), ("trainer", "ended")], True),  # the run gave up
         ([("feeder", "failed"), ("trainer", "failed")], False),
