@@ -34,6 +34,16 @@ def reward(problem, completion):
     return {"digits": sum(c.isdigit() for c in completion) / 16}
 """
 
+OWN_LEARNER = '''
+from pydantic import Field
+from streamrl.learners import TorchSettings
+
+class Gentle(TorchSettings):
+    """Settings of the learner."""
+
+    softly: bool = Field(True, description="Whether it is gentle.")
+'''
+
 
 def make_spec(**sections: Any) -> RunSpec:
     """A small run; sections replace keys, as in `algorithm={"groups": 4}`."""

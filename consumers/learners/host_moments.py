@@ -45,7 +45,9 @@ class HostMoments:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], algorithm: AlgorithmSection) -> None:
         self._parameters = [one for one in parameters if one.requires_grad]
         self._algorithm = algorithm
-        self.state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}  # as torch's AdamW has it
+        # as torch's AdamW has it: a parameter that never had a gradient has none
+        self.state: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}
+        self._blanks: dict[torch.nn.Parameter, dict[str, torch.Tensor]] = {}  # all 0, of all others
 
     @property
     def size(self) -> int:
@@ -53,38 +55,37 @@ class HostMoments:
         return sum(one.nbytes for one in self._parameters) * len(MOMENTS)
 
     @torch.no_grad()
-    def step(self, steps: int, rate: float) -> Iterator[torch.Tensor]:
-        """Take a step, parameter by parameter; yield the moments while they are on the GPU.
-
-        `steps`: how many were taken before.
-        """
-        self._make()
+    def step(self, rate: float) -> Iterator[torch.Tensor]:
+        """Take a step, parameter by parameter; yield the moments while they are on the GPU."""
         for parameter in self._parameters:
-            assert parameter.grad is not None
-            kept = self.state[parameter]
+            if parameter.grad is None:
+                continue  # a learner of one's own leaves it as it is
+            kept = self._moments(parameter)
             moments = {key: kept[key].to(parameter.device, non_blocking=True) for key in MOMENTS}
-            adamw_step(parameter, parameter.grad, moments, self._algorithm, steps, rate)
+            adamw_step(parameter, parameter.grad, moments, self._algorithm, int(kept["step"]), rate)
             yield from moments.values()
             for key in MOMENTS:
                 if moments[key] is not kept[key]:
                     kept[key].copy_(moments[key], non_blocking=True)
-            kept["step"].fill_(steps + 1)
+            kept["step"] += 1
         if self._parameters[0].is_cuda:
             torch.cuda.current_stream().synchronize()  # others may read the moments now
 
     def restore(self, parameter: torch.nn.Parameter, values: dict[str, torch.Tensor]) -> None:
-        """Take over the moments of a parameter; none if it took no step yet, as all others then."""
-        if not values:
-            self.state.clear()
-            return
-        self._make()
-        for key, value in values.items():
-            self.state[parameter][key].copy_(value)
+        """Take over the moments of a parameter; none if it took no step."""
+        if values:
+            kept = self._moments(parameter)
+            for key, value in values.items():
+                kept[key].copy_(value)
+        elif kept := self.state.pop(parameter, {}):
+            self._blanks[parameter] = {key: value.zero_() for key, value in kept.items()}
 
-    def _make(self) -> None:
-        if self.state:
-            return
-        rooms = host_blanks([one.shape for one in self._parameters], self._parameters[0].device)
-        self.state = {
-            one: room | {"step": torch.zeros(())} for one, room in zip(self._parameters, rooms, strict=True)
-        }
+    def _moments(self, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """Return the moments of a parameter in main memory. The memory of all is taken at once."""
+        if not self.state and not self._blanks:
+            rooms = host_blanks([one.shape for one in self._parameters], self._parameters[0].device)
+            for one, room in zip(self._parameters, rooms, strict=True):
+                self._blanks[one] = room | {"step": torch.zeros(())}
+        if parameter not in self.state:
+            self.state[parameter] = self._blanks.pop(parameter)
+        return self.state[parameter]

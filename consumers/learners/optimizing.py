@@ -154,7 +154,7 @@ class Optimized:
         """Step the optimizer; return the fingerprint of its moments."""
         rate = self._learning_rate * rate_share(self._steps, self._spec)
         if isinstance(self._optimizer, HostMoments):
-            return fingerprint(self._optimizer.step(self._steps - 1, rate), self._optimizer.size)
+            return fingerprint(self._optimizer.step(rate), self._optimizer.size)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()

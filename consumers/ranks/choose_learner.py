@@ -9,14 +9,13 @@ from consumers.learners.settings import LearnerSettings
 from consumers.ranks.ranked_learner import RankedLearner
 from consumers.ranks.trainer_door import TrainerDoor
 from schemas.runspec import RunSpec
-from schemas.training import LEARNERS
 
 
 def local_learner(model: str, spec: RunSpec) -> LocalLearner:
-    """Return the learner of one rank."""
-    settings = LEARNERS.loaded(spec.trainer)
-    assert isinstance(settings, LearnerSettings)
-    return settings.make(model, spec)
+    """Return the learner of one rank. Its spec has the run's own code, wherever it came from."""
+    spec = spec.with_code("loss", "trainer")
+    assert isinstance(spec.trainer, LearnerSettings)
+    return spec.trainer.make(model, spec)
 
 
 def learner_of(
@@ -26,6 +25,7 @@ def learner_of(
 
     `door`: where ranks of other machines come in. Without it, as for a replay, all are on this machine.
     """
+    spec = spec.with_code("loss", "trainer")
     if spec.trainer.ranks == 1 and not spec.trainer.needs_ranks:
         return local_learner(model, spec)
     return RankedLearner(model, spec, local_learner, run=run, log=log, door=door)

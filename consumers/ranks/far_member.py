@@ -58,7 +58,8 @@ class FarMember(OtherRank):
         self._has_ended()
         self._replies.put(None)
 
-    def send(self, data: msgspec.Struct) -> None:
+    def send(self, data: msgspec.Struct, deadline_s: float) -> None:
+        """Send a command. The connection has a deadline of its own."""
         write_frame(self._file, data)  # type: ignore[arg-type]
 
     def _comes(self, seconds: float) -> bool:

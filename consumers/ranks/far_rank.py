@@ -33,23 +33,35 @@ from infra.supervise import children
 _LOOK_S = 1.0
 
 
-class NoModelHere(Explained):
-    """The starting model is not on this machine, or is another one."""
+class WrongFiles(Explained):
+    """A file or folder that a rank computes with is not on this machine, or is another one."""
 
     lasting = True
 
 
-def check_model(context: RoleContext) -> None:
-    """Raise NoModelHere unless this machine has the model that the run began with."""
+def check_files(context: RoleContext) -> None:
+    """Raise WrongFiles unless this machine has the files of the run that ranks need."""
     record = context.record
     if not Path(record.model).is_dir():
-        raise NoModelHere(
+        raise WrongFiles(
             f"the run's starting model is not on this machine: bring the folder {record.model} here, and say "
             "where it is with --model FOLDER"
         )
-    expected = record.contents.get(MODEL)
-    if expected and content(record.model) != expected:
-        raise NoModelHere(f"{record.model} has other files than the run's starting model")
+    expected = record.contents
+    if MODEL in expected and content(record.model) != expected[MODEL]:
+        raise WrongFiles(f"{record.model} has other files than the run's starting model")
+    loss, trainer = record.spec.loss, record.spec.trainer
+    named = {
+        "loss.reference": loss.reference,
+        "loss.import": loss.imported,
+        "trainer.import": trainer.imported,
+    }
+    for setting, value in named.items():
+        if value and setting in expected and (here := content(value)) != expected[setting]:
+            how = (
+                "has other content here than" if here else "is not on this machine: bring it here, as it was"
+            )
+            raise WrongFiles(f"{setting}: {value} {how} where the run was started")
 
 
 def _compute(context: RoleContext, connection: socket.socket) -> str:
@@ -71,7 +83,7 @@ def _compute(context: RoleContext, connection: socket.socket) -> str:
 
 def body(context: RoleContext) -> None:
     """Be a rank of one start of the trainer after the other."""
-    check_model(context)
+    check_files(context)
     context.loaded()
     hello = Hello(local=int(os.environ.get("LOCAL_RANK") or 0), versions=versions())
     serve_starts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import msgspec
 from consumers.ranks.member import OtherRank
 from consumers.ranks.rank_wire import Reply
 from infra.code import child_environment, module
-from infra.ranks.frames import read_frame, write_frame
+from infra.ranks.frames import frame_of, read_frame
 from infra.supervise import children
 
 _TAIL = 15  # lines of a rank's log in an error
@@ -51,9 +52,16 @@ class LocalMember(OtherRank):
         self.process.wait()
         self._has_ended()
 
-    def send(self, data: msgspec.Struct) -> None:
+    def send(self, data: msgspec.Struct, deadline_s: float) -> None:
         assert self.process.stdin is not None
-        write_frame(self.process.stdin, data)  # type: ignore[arg-type]
+        pipe, left = self.process.stdin.fileno(), memoryview(frame_of(data))
+        os.set_blocking(pipe, False)  # a process that was stopped takes nothing, and a pipe is full soon
+        while left:
+            self._wait(
+                lambda seconds: bool(select.select([], [pipe], [], seconds)[1]),
+                f"{self.name} to take a command", deadline_s,
+            )  # fmt: skip
+            left = left[os.write(pipe, left) :]
 
     def _comes(self, seconds: float) -> bool:
         assert self.process.stdout is not None

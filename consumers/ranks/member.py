@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import msgspec
 
@@ -42,8 +43,8 @@ class OtherRank(ABC):
         """The rank's name in messages for people."""
 
     @abstractmethod
-    def send(self, data: msgspec.Struct) -> None:
-        """Send a command."""
+    def send(self, data: msgspec.Struct, deadline_s: float) -> None:
+        """Send a command. The deadline counts only while the rank uses no processor."""
 
     @abstractmethod
     def hang_up(self) -> None:
@@ -76,19 +77,23 @@ class OtherRank(ABC):
 
     def reply(self, deadline_s: float) -> CommandDone:
         """Return the reply to the last command. The deadline counts only while the rank uses no processor."""
-        wait = Wait(f"a reply of {self.name}", unblocked_by="that process", deadline_s=deadline_s)
-        used = 0.0
-        while not self._comes(min(1.0, deadline_s)):
-            if not deadline_s:
-                raise WaitedTooLong(f"{self.name} has not answered yet")
-            before, used = used, self._used_s()
-            wait.progress() if used - before > _BUSY_S else wait.check()
+        if not deadline_s and not self._comes(0.0):
+            raise WaitedTooLong(f"{self.name} has not answered yet")
+        self._wait(self._comes, f"a reply of {self.name}", deadline_s)
         reply = self._reply()
         if reply is None:
             raise EOFError
         if isinstance(reply, Failed):
             raise RankFailed(self.number, reply)
         return reply
+
+    def _wait(self, ready: Callable[[float], bool], what: str, deadline_s: float) -> None:
+        """Wait until `ready`, which waits so long at most; time counts while the rank uses no processor."""
+        wait = Wait(what, unblocked_by="that process", deadline_s=deadline_s)
+        used = 0.0
+        while not ready(min(1.0, deadline_s)):
+            before, used = used, self._used_s()
+            wait.progress() if used - before > _BUSY_S else wait.check()
 
     def obituary(self) -> RanksError:
         """Return the error that tells why the rank ended."""

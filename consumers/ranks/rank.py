@@ -52,7 +52,7 @@ from consumers.steps.checkpoint_manifest import Damaged
 from infra.errors import Explained
 from infra.logs import set_up
 from infra.stores.store import StoreError
-from schemas.importing import said
+from schemas.importing import BadImport, said
 from schemas.runspec import RunSpec
 
 _GRACE_S = 3.0  # for the end of a trainer to be noticed
@@ -93,6 +93,17 @@ def obey(learner: LocalLearner, command: Command, writer: PartWriter) -> Command
     return CommandDone()
 
 
+def own_spec(setup: Setup) -> RunSpec:
+    """Return the run's settings for this rank.
+
+    A reference that is the starting model is this machine's copy of that model, wherever it lies here.
+    """
+    spec = RunSpec.model_validate_json(setup.spec)
+    if spec.loss.reference != setup.model:
+        return spec
+    return spec.model_copy(update={"loss": spec.loss.model_copy(update={"reference": None})})
+
+
 def serve(link: RankLink, model: str | None = None, store: str | None = None) -> None:
     """Carry out commands until rank 0 closes the link.
 
@@ -106,13 +117,15 @@ def serve(link: RankLink, model: str | None = None, store: str | None = None) ->
         sys.stderr.write(f"the trainer does not take this rank: {setup.reason}\n")
         raise SystemExit(1)
     log = set_up(setup.run, f"trainer-rank-{setup.number}")
-    spec = RunSpec.model_validate_json(setup.spec)
+    spec = own_spec(setup)
     seat = Seat(setup.number, setup.ranks, setup.local, link.address or setup.host)
     try:
         link.reply(CommandDone())  # slow imports are done: now rank 0 can join
         collective.join_ranks(seat, (setup.host, setup.port), spec.deadlines)
+        gc.disable()  # it would take seconds, while millions of objects come and none goes
         learner = local_learner(model or setup.model, spec)
         gc.freeze()
+        gc.enable()
         writer = PartWriter(log, store)
         log.info("rank %d of %d is ready", setup.number, setup.ranks)
         link.reply(CommandDone())
@@ -124,7 +137,7 @@ def serve(link: RankLink, model: str | None = None, store: str | None = None) ->
         if link.is_lost(_GRACE_S):  # others meet errors of all kinds when a rank ends
             log.info("the trainer ended, and so does this rank (%s)", said(error))
             return
-        if isinstance(error, Explained | NotFinite):
+        if isinstance(error, Explained | NotFinite | BadImport):
             log.error("%s", error)
             link.reply(Failed(str(error), getattr(error, "batch", -1)))
         else:

@@ -54,7 +54,10 @@ class PipeLink:
 
 
 class ConnectionLink:
-    """A connection. A thread reads it, so that the end of rank 0 is noticed while the learner computes."""
+    """A connection. A thread reads it, so that the end of rank 0 is noticed while the learner computes.
+
+    It says nothing before the first command: until then rank 0 looks for its end alone.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.address = str(connection.getsockname()[0])
@@ -65,7 +68,6 @@ class ConnectionLink:
     def open(self) -> ConnectionLink:
         """Listen, and say how much is computed. Return itself."""
         threading.Thread(target=self._listen, daemon=True, name="commands").start()
-        threading.Thread(target=self._tell, daemon=True, name="working").start()
         return self
 
     def next(self) -> bytes | None:
@@ -79,8 +81,12 @@ class ConnectionLink:
         return self._lost.wait(seconds)
 
     def _listen(self) -> None:
+        told = False
         try:
             while (frame := read_frame(self._commands)) is not None:
+                if not told:
+                    threading.Thread(target=self._tell, daemon=True, name="working").start()
+                told = True
                 self._found.put(frame)
         except (OSError, Explained) as error:
             sys.stderr.write(f"the connection to the trainer is lost: {error}\n")

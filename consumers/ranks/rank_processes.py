@@ -53,7 +53,7 @@ class RankProcesses:
         self._members = [LocalMember(number, self._died).open() for number in range(1, here)]
         with self.watched():
             for member in self._members:
-                member.send(self._setup(member.number, member.number))
+                member.send(self._setup(member.number, member.number), self._deadlines.start_s)
         threading.Thread(target=self._watch, daemon=True, name="ranks").start()
         return self
 
@@ -71,18 +71,18 @@ class RankProcesses:
         self._members += [member.open(first + place) for place, member in enumerate(far)]
         for member in far:
             self._log.info("rank %d is number %d on %s", member.number, member.local, member.address)
-            member.send(self._setup(member.number, member.local))
+            member.send(self._setup(member.number, member.local), self._deadlines.start_s)
         for member in far:
             member.reply(self._deadlines.start_s)
 
     def send(self, rank: int, command: Command) -> None:
         """Send a command to one rank. The caller must take its reply."""
-        self._members[rank - 1].send(command)
+        self._members[rank - 1].send(command, self._deadlines.progress_s)
 
     def send_all(self, command: Command) -> None:
         """Send a command to all ranks."""
         for member in self._members:
-            member.send(command)
+            member.send(command, self._deadlines.progress_s)
 
     def replies(self) -> list[CommandDone]:
         """Return the reply of each rank to the last command, in order of rank."""

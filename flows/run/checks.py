@@ -19,6 +19,7 @@ from infra.hub import is_hub_name, model_folder, why_not
 from infra.route_shapes import followed_shape, route_shape
 from infra.weights.adapter_tensors import check_targets
 from infra.weights.eight_bits import is_rounded
+from infra.weights.expert_names import expert_tensor
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from infra.weights.weights_error import WeightsError
@@ -142,7 +143,10 @@ def _rounding_problems(spec: RunSpec, folder: Path) -> list[str]:
 
 
 def _may_have(layer: str) -> bool:
-    return not layer.endswith(("embed_tokens", "lm_head"))
+    """Whether an adapter may be for a layer: for no experts, and for no router of theirs."""
+    if layer.endswith(("embed_tokens", "lm_head", ".gate")):
+        return False
+    return expert_tensor(f"{layer}.weight") is None
 
 
 def _backbone_problems(spec: RunSpec) -> list[str]:

@@ -16,10 +16,15 @@ FRAME_LENGTH = struct.Struct("<Q")
 _LARGEST = 1 << 32  # bytes: msgpack holds no more in one value
 
 
+def frame_of(data: msgspec.Struct) -> bytes:
+    """Return a message as a frame."""
+    raw = msgspec.msgpack.encode(data)
+    return FRAME_LENGTH.pack(len(raw)) + raw
+
+
 def write_frame(file: BinaryIO, data: msgspec.Struct) -> None:
     """Write a frame and flush."""
-    raw = msgspec.msgpack.encode(data)
-    file.write(FRAME_LENGTH.pack(len(raw)) + raw)
+    file.write(frame_of(data))
     file.flush()
 
 

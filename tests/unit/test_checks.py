@@ -34,6 +34,15 @@ def test_layers_to_adapt_are_looked_for_in_the_models_files(tmp_path: Path) -> N
         look(model, {"targets": ["embed_tokens"]})
 
 
+@pytest.mark.parametrize("target", ["up_proj", "gate"])
+def test_experts_and_routers_get_no_adapter(tmp_path: Path, target: str) -> None:
+    """In a mixture each layer of which has experts."""
+    model = make_tiny_mixture(tmp_path / "model", "qwen3_moe")
+    check_context(make_spec(model={"lora": {"targets": ["q_proj"]}}), model)
+    with pytest.raises(RunFileError, match=rf"no linear layer '{target}' below its head"):
+        check_context(make_spec(model={"lora": {"targets": ["q_proj", target]}}), model)
+
+
 @pytest.mark.parametrize("lora", [None, {}])
 def test_a_model_without_safetensors_is_refused(tmp_path: Path, lora: dict[str, object] | None) -> None:
     """Its weights may be there as a file that would have to be unpickled."""

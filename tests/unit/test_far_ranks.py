@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import queue
 import signal
 import socket
 import struct
@@ -23,15 +24,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from consumers.learners.learner import TorchLearner
-from consumers.ranks import far_rank
+from consumers.ranks import far_rank, rank_link
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.far_member import FarMember
-from consumers.ranks.far_rank import NoModelHere, check_model
+from consumers.ranks.far_rank import WrongFiles, check_files
 from consumers.ranks.member import RankDied
 from consumers.ranks.rank_hello import Hello
+from consumers.ranks.rank_link import ConnectionLink
 from consumers.ranks.rank_wire import Accumulate, CommandDone, Working
 from consumers.ranks.trainer_door import TrainerDoor
-from infra.contents import MODEL
+from infra.contents import MODEL, contents_of
 from infra.errors import Explained
 from infra.ranks import handshake, rendezvous
 from infra.ranks.frames import read_frame, write_frame
@@ -42,7 +44,7 @@ from infra.stores.store import StoreError
 from infra.waiting import WaitedTooLong
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
-from tests.factories import make_context, make_spec, make_tiny_model
+from tests.factories import OWN_LEARNER, make_context, make_spec, make_tiny_model
 from tests.stacks import words_of
 from tests.training import train
 from tests.waiting import wait_until
@@ -194,7 +196,7 @@ def test_a_member_tells_that_it_works_replies_and_is_missed() -> None:
     died = threading.Event()
     member = FarMember(trainer, "10.0.0.2", HELLO, died).open(5)
     with rank.makefile("rwb") as file:
-        member.send(Accumulate([], 3))
+        member.send(Accumulate([], 3), 10.0)
         assert b"Accumulate" in (read_frame(file) or b"")  # type: ignore[arg-type]
         with pytest.raises(WaitedTooLong, match=r"rank 5 \(on 10.0.0.2\)"):
             member.reply(0.2)
@@ -269,6 +271,24 @@ def test_only_ranks_of_the_run_come_in(tmp_path: Path, caplog: pytest.LogCapture
     member.close(1.0)
 
 
+def test_a_rank_says_nothing_before_its_first_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then the door looks whether its connection has an end to read."""
+    monkeypatch.setattr(rank_link, "_TELL_S", 0.01)
+    monkeypatch.setattr(rank_link, "_GRACE_S", 0.0)
+    exits = queue.SimpleQueue[int]()
+    monkeypatch.setattr(rank_link.os, "_exit", exits.put)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here, there = socket.create_connection(server.getsockname()), server.accept()[0]
+    with here, there, here.makefile("rwb") as file:
+        link = ConnectionLink(there).open()
+        assert "working" not in {one.name for one in threading.enumerate()}
+        write_frame(file, CommandDone())
+        assert link.next()
+        assert msgspec.msgpack.decode(read_frame(file) or b"", type=Working).used_s > 0
+        here.shutdown(socket.SHUT_RDWR)
+        assert exits.get(timeout=30) == 1
+
+
 def test_settings_of_ranks_are_checked() -> None:
     with pytest.raises(ValidationError, match=r"placement.ranks.elsewhere \(2\) must be less than"):
         make_spec(trainer={"ranks": 2}, placement={"ranks": {"elsewhere": 2}})
@@ -282,13 +302,36 @@ def test_settings_of_ranks_are_checked() -> None:
 
 def test_a_machine_without_the_starting_model_says_so(tmp_path: Path) -> None:
     context = context_of(tmp_path)
-    with pytest.raises(NoModelHere, match=r"bring the folder .*model here, and say where it is with --model"):
-        check_model(context)
+    with pytest.raises(WrongFiles, match=r"bring the folder .*model here, and say where it is with --model"):
+        check_files(context)
     (tmp_path / "model").mkdir()
-    check_model(context)
+    check_files(context)
     context.record = context.record.model_copy(update={"contents": {MODEL: "0" * 32}})
-    with pytest.raises(NoModelHere, match="has other files than the run's starting model"):
-        check_model(context)
+    with pytest.raises(WrongFiles, match="has other files than the run's starting model"):
+        check_files(context)
+
+
+def test_a_machine_with_another_reference_or_other_code_says_so(tmp_path: Path) -> None:
+    context, reference, code = context_of(tmp_path), tmp_path / "reference", tmp_path / "own.py"
+    (tmp_path / "model").mkdir()
+    reference.mkdir()
+    (reference / "config.json").write_text("{}")
+    code.write_text(OWN_LEARNER)
+    spec = make_spec(
+        loss={"kl": 0.1, "reference": str(reference)}, trainer={"import": f"{code}:Gentle", "ranks": 2}
+    )
+    contents = contents_of(spec, str(tmp_path / "model"))
+    context.record = context.record.model_copy(update={"spec": spec, "contents": contents})
+    check_files(context)
+    code.write_text(OWN_LEARNER + "\n")
+    with pytest.raises(WrongFiles, match=r"trainer\.import: .*own\.py:Gentle has other content here than"):
+        check_files(context)
+    (reference / "config.json").unlink()
+    reference.rmdir()
+    with pytest.raises(
+        WrongFiles, match=r"loss\.reference: .*reference is not on this machine: bring it here"
+    ):
+        check_files(context)
 
 
 @contextmanager

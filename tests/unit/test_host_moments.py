@@ -56,6 +56,34 @@ def test_each_goes_on_from_the_others_checkpoint(model: str, steps: int) -> None
     assert digests_of(again.state()) == digests_of(plain.state())
 
 
+class Frozen(TorchLearner):
+    """A learner of one's own that leaves a layer as it is, as docs/extending/learner.md has it."""
+
+    def _backward(self, loss: torch.Tensor) -> torch.Tensor | float:
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, tensor in self._named.items():
+            if "layers.1" in name:
+                if tensor.grad is not None:
+                    tensor.grad.zero_()
+                tensor.grad = None
+        return self._policy.accumulate()
+
+
+def test_a_parameter_without_a_gradient_has_no_moments_and_others_keep_theirs(model: str) -> None:
+    """Also when a learner that trains all goes on from there."""
+    states = []
+    for offloaded in (False, True):
+        spec = spec_of(offloaded=offloaded)
+        frozen, whole = Frozen(model, spec), TorchLearner(model, spec)
+        train(frozen, spec, 2)
+        train(whole, spec, 1)
+        whole.restore(frozen.state())
+        assert digests_of(whole.state()) == digests_of(frozen.state())
+        train(whole, spec, 2)
+        states.append((digests_of(frozen.state()), digests_of(whole.state())))
+    assert states[0] == states[1]
+
+
 def test_a_snapshot_is_of_the_moment_at_which_it_was_taken(model: str) -> None:
     spec = spec_of(offloaded=True)
     one = TorchLearner(model, spec)

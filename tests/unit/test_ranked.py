@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
+import subprocess
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +21,18 @@ from consumers.learners.learner import Learner, TorchLearner
 from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import loss_of
 from consumers.ranks.choose_learner import learner_of
-from consumers.ranks.rank_wire import CommandDone, batch_from_bytes, batch_to_bytes
+from consumers.ranks.local_member import LocalMember
+from consumers.ranks.rank import own_spec
+from consumers.ranks.rank_wire import Accumulate, CommandDone, Setup, batch_from_bytes, batch_to_bytes
 from consumers.ranks.ranked_learner import RankedLearner
 from consumers.steps.step_record import recipe_of
 from infra.ranks.frames import read_frame, write_frame
 from infra.stores.store import StoreError
+from infra.waiting import WaitedTooLong
 from infra.weights.digest import digests_of
 from schemas.runspec import RunSpec
-from tests.factories import make_spec, make_tiny_model
+from schemas.seams import LOAD
+from tests.factories import OWN_LEARNER, make_spec, make_tiny_model
 from tests.training import batches_of, rows_of, train
 
 LOSS = {"kind": "ppo", "kl": 0.05}
@@ -143,6 +150,29 @@ def test_a_frame_that_was_cut_off_is_none() -> None:
         assert read_frame(io.BytesIO(whole[:size])) is None
 
 
+def test_a_rank_that_takes_no_command_is_named() -> None:
+    """A process that is stopped takes as much as a pipe holds, and no more."""
+    member = LocalMember(3, threading.Event())
+    pipe = subprocess.PIPE
+    member.process = subprocess.Popen(["sleep", "600"], stdin=pipe, stdout=pipe, stderr=pipe)
+    try:
+        member.send(Accumulate([b"little"], 1), 0.2)
+        with pytest.raises(
+            WaitedTooLong, match=rf"rank 3 \(process {member.process.pid}\) to take a command"
+        ):
+            member.send(Accumulate([bytes(1 << 20)], 1), 0.2)
+    finally:
+        member.process.kill()
+        member.process.communicate()
+
+
+def test_a_reference_that_is_the_starting_model_is_this_machine_s_copy() -> None:
+    for reference, expected in (("/there/model", None), ("/there/other", "/there/other")):
+        said = make_spec(loss={"kl": 0.1, "reference": reference}).model_dump_json()
+        setup = Setup("test-1", "/there/model", said, 1, 2, 0, "10.0.0.1", 29400)
+        assert own_spec(setup).loss.reference == expected
+
+
 def test_deepspeed_adds_floats() -> None:
     assert make_spec().trainer.sums_exactly
     assert not make_spec(trainer={"learner": "deepspeed"}).trainer.sums_exactly
@@ -184,3 +214,19 @@ def test_a_state_that_can_not_be_read_is_restored_over(pair: Learner) -> None:
     pair.restore(start)
     train(pair, SPEC, 1)
     assert digests_of(pair.weights()) == weights
+
+
+def test_a_learner_of_one_s_own_adds_alike_on_all_ranks(
+    model: str, alone: tuple[dict[str, str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the spec was read as records are, without code, as in a rank's process."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN_LEARNER)
+    said = SPEC.model_dump(mode="json")
+    trainer = {**TRAINER, "import": "own.py:Gentle"}
+    read = RunSpec.model_validate({**said, "trainer": trainer}, context=LOAD)
+    for spec in (read, RunSpec.model_validate(read.model_dump(mode="json"))):
+        learner = ranked(model, spec)
+        train(learner, spec, 3)
+        assert digests_of(learner.weights()) == alone[0]
+        learner.close()
