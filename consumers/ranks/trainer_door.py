@@ -69,6 +69,7 @@ class TrainerDoor:
             )
             with connection.makefile("wb") as file:
                 write_frame(file, Failed(reason))
+            self._room.turned_away(reason)
             raise NotLetIn(reason)
         if here := self._room.enter(FarMember(connection, address, hello, self._died)):
             self._log.info("%d of %d ranks of other machines are here", here, self.wanted)

@@ -18,7 +18,7 @@ from infra.gpus import visible_gpus
 from infra.hub import is_hub_name, model_folder, why_not
 from infra.route_shapes import followed_shape, route_shape
 from infra.weights.adapter_tensors import check_targets
-from infra.weights.eight_bits import is_rounded
+from infra.weights.eight_bits import ON_GPUS, is_rounded
 from infra.weights.expert_names import expert_tensor
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
@@ -137,6 +137,8 @@ def _rounding_problems(spec: RunSpec, folder: Path) -> list[str]:
         why = "it is a mixture of experts, and experts are not held in eight bits"
     elif not any(is_rounded(name, shape) for name, shape in ModelFolder(folder).shapes.items()):
         why = "it has no layer of those that are held in eight bits, such as q_proj"
+    elif spec.model.dtype != ON_GPUS and visible_gpus():
+        return [f"model.dtype: on GPUs generator.quantization needs {ON_GPUS}; it is {spec.model.dtype}"]
     else:
         return []
     return [f"generator.quantization: {folder}: {why}. Set none"]

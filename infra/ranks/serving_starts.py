@@ -26,6 +26,10 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before the next try; it doubles while 
 _SOON_S = 30.0
 
 
+class TurnedAway(Explained):
+    """A rank 0 does not take this process."""
+
+
 Reached = tuple[socket.socket, Rendezvous]  # a connection to a rank 0, and where that is
 
 
@@ -57,7 +61,7 @@ def serve_starts(
     """Serve one start after the other, until this process is told to stop.
 
     `leader`: the role whose starts they are. `work`: the state of this process while it serves. `serve`:
-    returns how it ended.
+    returns how it ended, or raises TurnedAway.
     """
     heart, why, pause_s = context.heart, "", _PAUSE_S
     what = f"the {leader} to need ranks"
@@ -73,12 +77,17 @@ def serve_starts(
             wait.check()
             context.stop.wait(_PAUSE_S)
             continue
-        why = ""
         heart.working(work)
         begun = time.monotonic()
-        ended = serve(*found)
+        try:
+            context.log.info("%s", serve(*found))
+            why = ""
+            wait.progress()
+        except TurnedAway as error:
+            if str(error) != why:
+                context.log.warning("%s", error)
+            why = str(error)
+            wait.check()
         soon = time.monotonic() - begun < _SOON_S
         pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if soon else _PAUSE_S
-        context.log.info("%s", ended)
         context.stop.wait(pause_s)
-        wait.progress()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from infra.waiting import Wait
+from infra.waiting import Wait, WaitedTooLong
 
 _LOOK_S = 0.5
 
@@ -32,6 +32,7 @@ class WaitingRoom(Generic[_Guest]):
     def __init__(self) -> None:
         self._come: list[_Guest] = []
         self._changed, self._shut = threading.Condition(), False
+        self._refusal = ""  # why the last one was turned away that came
 
     def enter(self, guest: _Guest) -> int:
         """Take a guest in. Return how many are here; 0 if nobody is taken any more, and it was dropped."""
@@ -42,6 +43,10 @@ class WaitingRoom(Generic[_Guest]):
                 return len(self._come)
         guest.drop()
         return 0
+
+    def turned_away(self, reason: str) -> None:
+        """Remember why one that came may not enter: whoever waits here in vain is told."""
+        self._refusal = reason
 
     def chosen(
         self, choose: Callable[[list[_Guest]], list[_Guest]], wait: Wait,
@@ -55,12 +60,20 @@ class WaitingRoom(Generic[_Guest]):
             while not (taken := choose(self._here())):
                 if ended():
                     raise EOFError
-                wait.check()
+                self._check(wait)
                 self._changed.wait(_LOOK_S)
             self._shut = True
             self._come = [one for one in self._come if one not in taken]
         self.close()
         return taken
+
+    def _check(self, wait: Wait) -> None:
+        try:
+            wait.check()
+        except WaitedTooLong as error:
+            if not self._refusal:
+                raise
+            raise WaitedTooLong(f"{error}. One came, and was turned away: {self._refusal}") from None
 
     def close(self) -> None:
         """Send away all who wait, and whoever comes later."""

@@ -23,6 +23,7 @@ from infra.weights.arrays import Array
 from infra.weights.bits import Bits, Model
 
 SCALE = "weight_scale"
+ON_GPUS = "bfloat16"  # the type of all else in a model whose layers a GPU multiplies in eight bits
 LEAST_SCALE = 2.0**-126  # the smallest normal float32: a row of zeros has it
 _LAYERS = {
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",

@@ -21,7 +21,7 @@ import torch
 
 from infra import choices
 from infra.route_shapes import route_shape
-from infra.weights.eight_bits import EIGHT_BITS, LEAST_SCALE, SCALE, has_eight_bits, is_rounded
+from infra.weights.eight_bits import EIGHT_BITS, LEAST_SCALE, ON_GPUS, SCALE, has_eight_bits, is_rounded
 from producers.engines.engine import EngineError
 from producers.engines.packed_linear import PackedLayer, Product, invariant_product, packed
 from producers.engines.scatter import HeldWeights
@@ -156,7 +156,7 @@ def on_gpu(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: tor
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def use_eight_bits(kind: str, *, invariant: bool) -> tuple[str, list[PackedLayer]]:
+def use_eight_bits(kind: str, dtype: str, *, invariant: bool) -> tuple[str, list[PackedLayer]]:
     """Teach vLLM to hold weights in eight bits.
 
     Return the name by which an engine's arguments ask for it, and a list of the next engine's layers. It is
@@ -167,7 +167,7 @@ def use_eight_bits(kind: str, *, invariant: bool) -> tuple[str, list[PackedLayer
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
     from vllm.model_executor.model_loader.reload.layerwise import initialize_online_processing
 
-    check_gpu(kind)
+    check_gpu(kind, dtype)
     layers: list[PackedLayer] = []
     known: dict[tuple[object, ...], bool] = {}
     on_cpu = not choices.cuda()
@@ -208,7 +208,7 @@ def use_eight_bits(kind: str, *, invariant: bool) -> tuple[str, list[PackedLayer
             return name
 
         def get_supported_act_dtypes(self) -> list[torch.dtype]:
-            return [torch.float32, torch.bfloat16] if on_cpu else [torch.bfloat16]
+            return [torch.float32, torch.bfloat16] if on_cpu else [getattr(torch, ON_GPUS)]
 
         @classmethod
         def get_min_capability(cls) -> int:
@@ -257,10 +257,12 @@ def _lasting(message: str) -> EngineError:
     return error
 
 
-def check_gpu(kind: str) -> None:
-    """Raise EngineError if vLLM has no kernels for the GPU."""
+def check_gpu(kind: str, dtype: str) -> None:
+    """Raise EngineError if vLLM has no kernels for the GPU, or none that compute in `dtype`."""
     if not choices.cuda():
         return
+    if dtype != ON_GPUS:
+        raise _lasting(f"generator.quantization {kind} on a GPU needs model.dtype: {ON_GPUS}; it is {dtype}")
     major, minor = torch.cuda.get_device_capability()
     least, beyond = _GPUS[kind]
     if least <= 10 * major + minor and (beyond is None or 10 * major + minor < beyond):

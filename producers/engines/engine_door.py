@@ -34,11 +34,12 @@ from infra.runs import RunRecord
 from infra.stores.store import Store, StoreError
 from infra.waiting import Wait
 from producers.engines.engine import EngineError
-from producers.engines.far_machine import FarMachine, room_for
+from producers.engines.far_machine import FarMachine, kernel_time, room_for
 from producers.engines.far_messages import EngineHello, LinkHello, MachineHello
 from producers.engines.rank_meeting import ADDRESS
 
 _LOOK_S = 0.5
+_REST_S = 30
 
 
 class EngineDoor:
@@ -111,6 +112,8 @@ class EngineDoor:
                     f"their machine within {deadline_s:.0f} s"
                 )
             found, self._links = self._links, {}
+        for one in found.values():  # who reads waits no longer than so for the rest of a message
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, kernel_time(_REST_S))
         return {key: Connection(one.detach()) for key, one in found.items()}
 
     def close(self) -> None:
@@ -131,6 +134,7 @@ class EngineDoor:
         machine = FarMachine(connection, address, hello)
         if reason := self._unfit(address, hello):
             machine.turn_away(reason)
+            self._room.turned_away(reason)
             raise NotLetIn(reason)
         if self._room.enter(machine):
             self._log.info("%s offers %d of %d ranks of other machines", address, hello.ranks, self.wanted)

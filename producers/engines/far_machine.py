@@ -33,7 +33,6 @@ from producers.engines.far_messages import (
 from producers.engines.patch_transfer import send_patch
 from producers.engines.rank_marks import RankMarks
 
-_TIME = struct.Struct("ll")  # seconds and microseconds, as the kernel takes them
 _decode = msgspec.msgpack.Decoder(FromMachine).decode
 
 
@@ -51,6 +50,7 @@ class FarMachine:
         self._lost = ""  # why it is lost; empty: it is not
         self._refused = ""  # why it could not go on, by itself
         self._patches: queue.SimpleQueue[PatchTaken | MachineRefused | None] = queue.SimpleQueue()
+        self._brings = False  # whether a reply to a patch is due
 
     @property
     def is_gone(self) -> bool:
@@ -65,8 +65,7 @@ class FarMachine:
 
     def start(self, ranks: StartRanks, marks: RankMarks, deadline_s: float) -> None:
         """Have it start ranks, and listen to it. Sending waits no longer than the deadline from now on."""
-        seconds = int(deadline_s) + 1
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(seconds, 0))
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_time(deadline_s + 1))
         self._deadline, self._marks, self._numbers = deadline_s, marks, frozenset(ranks.numbers)
         try:
             self._say(ranks)
@@ -76,6 +75,7 @@ class FarMachine:
 
     def bring(self, file: Path) -> Path:
         """Bring a patch there. Return its path there. Called beside steps."""
+        self._brings = True
         try:
             with self._sending:
                 self.received += send_patch(
@@ -141,12 +141,20 @@ class FarMachine:
             self._marks.set(one for one in said.marks if one[0] in self._numbers)
         elif isinstance(said, RankEnded):
             with self._changed:
-                self._ended[said.rank] = said.how
+                if said.rank in self._numbers:
+                    self._ended[said.rank] = said.how
                 self._changed.notify_all()
         else:
             if isinstance(said, MachineRefused):
                 self._refused = said.reason
-            self._patches.put(said)
+            if self._brings:
+                self._brings = False
+                self._patches.put(said)
+
+
+def kernel_time(seconds: float) -> bytes:
+    """Return whole seconds as the kernel takes them for the deadlines of a connection."""
+    return struct.pack("ll", int(seconds), 0)
 
 
 def room_for(wanted: int, machines: Sequence[FarMachine]) -> list[FarMachine]:

@@ -35,7 +35,7 @@ from infra.ranks import rendezvous
 from infra.ranks.frames import read_frame, write_frame
 from infra.ranks.handshake import NotLetIn
 from infra.ranks.rendezvous import Rendezvous
-from infra.ranks.serving_starts import Reached, connect_to_rank_0, reach_rank_0, serve_starts
+from infra.ranks.serving_starts import Reached, TurnedAway, connect_to_rank_0, reach_rank_0, serve_starts
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
 from infra.stores.store import StoreError
@@ -157,7 +157,7 @@ class MachineRanks:
                 if link.lost.is_set():
                     return "the engine needs no ranks of this machine"
             if isinstance(start, NotTaken):
-                return f"the engine does not take this machine: {start.reason}"
+                raise TurnedAway(f"the engine does not take this machine: {start.reason}")
             heart.working("computing as ranks of an engine")
             try:
                 self._start(start)

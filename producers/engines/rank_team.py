@@ -33,11 +33,11 @@ from producers.engines.far_messages import StartRanks
 from producers.engines.other_engine_ranks import FarEngineRank, LocalEngineRank, OtherEngineRank
 from producers.engines.rank_marks import RankMarks
 from producers.engines.rank_meeting import EngineMeeting, FarMeeting, LocalMeeting
-from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, RankReport, SlicesHeld
+from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, RankReport
 from producers.engines.same_work import DISAGREE
 
 _LOOK_S = 0.5  # how often the watch looks at the time
-_LARGEST = 256 << 20  # bytes of a report
+_REPORT_BYTES, _HASHES_BYTES = 1 << 20, 256 << 20  # of the largest report, and of the largest of hashes
 _GRACE_S = 5.0  # how long rank 0 has to end by itself once another rank has failed
 
 _Report = TypeVar("_Report", Ready, Did)
@@ -210,13 +210,14 @@ class RankTeam:
                 if time.monotonic() > until:
                     raise self._late(other, f"to {what}")
             try:
-                report = _decode_beside(other.beside.recv_bytes(_LARGEST))
+                report = _decode_beside(other.beside.recv_bytes(_HASHES_BYTES))
             except (EOFError, OSError):
                 self._await_cause()
                 raise EngineError(f"{other.name} has ended") from None
+            except msgspec.MsgspecError as error:
+                raise _unreadable(other, error) from None
             if isinstance(report, Refused):
                 raise _refusal(other, report)
-            assert isinstance(report, SlicesHeld)
             yield report.digests
 
     def _next(self, other: OtherEngineRank, kind: type[_Report]) -> _Report:
@@ -225,7 +226,8 @@ class RankTeam:
         except queue.Empty:
             raise self._late(other, "to do what rank 0 has done") from None
         self._check()
-        assert isinstance(report, kind)
+        if not isinstance(report, kind):
+            raise EngineError(f"{other.name} says {type(report).__name__} where {kind.__name__} is due")
         return report
 
     def _late(self, other: OtherEngineRank, what: str) -> EngineError:
@@ -260,7 +262,11 @@ class RankTeam:
     def _take(self, other: OtherEngineRank) -> EngineError | None:
         """Take the reports of a rank. Return why it has failed; None if it has not."""
         try:
-            reports = _decode(other.acts.recv_bytes(_LARGEST))
+            reports = _decode(other.acts.recv_bytes(_REPORT_BYTES))
+        except msgspec.MsgspecError as error:
+            return _unreadable(other, error)
+        except BlockingIOError:
+            return EngineError(f"{other.name} began a message, and did not end it")
         except (EOFError, OSError):
             return None if self._closed.is_set() else EngineError(f"{other.name} {other.how_it_ended()}")
         for report in reports:
@@ -282,12 +288,18 @@ class RankTeam:
     def _fail(self, error: EngineError) -> None:
         """End this process unless its own thread notices: it may wait for the rank within a sum, for ever."""
         self._error = error
+        for machine in self._machines:
+            machine.drop()  # a patch on its way there would hold up the error
         for other in self._others:
             other.reports.put(None)
         if not self._noticed.wait(_GRACE_S) and not self._closed.is_set():
             with contextlib.suppress(OSError):  # the generator has ended, too
                 engine_end.say(error)
             os._exit(1)
+
+
+def _unreadable(other: OtherEngineRank, error: msgspec.MsgspecError) -> EngineError:
+    return EngineError(f"{other.name} sends messages that can't be read: {error}")
 
 
 def _refusal(other: OtherEngineRank, report: Refused) -> EngineError:

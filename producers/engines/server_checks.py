@@ -86,6 +86,8 @@ def _wrong_logprobs(answers: Sequence[StreamedAnswer]) -> str:
         for token, logprob, likeliest in zip(one.tokens, one.logprobs, one.likeliest or [], strict=True):
             if abs(likeliest.get(token, math.inf) - logprob) > _ROUNDING:
                 return f"gives token {token} the logprob {logprob}, and {likeliest} among the likeliest"
+            if not all(one <= _ROUNDING for one in likeliest.values()):
+                return f"gives the likeliest tokens logprobs that are none: {likeliest}"
             mass = sum(map(math.exp, likeliest.values()))
             if mass > 1 + _ROUNDING:
                 return (
@@ -175,9 +177,10 @@ def wrong_facts(facts: ServerFacts, spec: RunSpec, model: str) -> list[str]:
         f'it takes no patches of weights: --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'':
             not facts.transfers,
         "it can't count its tokens: start it with VLLM_USE_V2_MODEL_RUNNER=0": not facts.counts_tokens,
+        f"its model has {facts.vocabulary} tokens to draw": facts.vocabulary < 1,
     }  # fmt: skip
     problems = [problem for problem, wrong in found.items() if wrong]
-    return problems + (_other_model(facts.config, model_config(model)) if model else [])
+    return problems + (_other_model(facts, model_config(model)) if model else [])
 
 
 def model_config(model: str) -> dict[str, Any]:
@@ -191,7 +194,9 @@ def model_config(model: str) -> dict[str, Any]:
     return found
 
 
-def _other_model(config: dict[str, Any], own: dict[str, Any]) -> list[str]:
+def _other_model(facts: ServerFacts, own: dict[str, Any]) -> list[str]:
+    """Compare models by their configs, and by the vocabulary that the server says: drawn tokens are in it."""
+    config = facts.config | ({"vocab_size": facts.vocabulary} if "vocab_size" in own else {})
     both = sorted((config.keys() & own.keys()) - _PLACE_KEYS)
     differ = [key for key in both if _plain(config[key]) != _plain(own[key])]
     if not differ:

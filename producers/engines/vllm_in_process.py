@@ -174,7 +174,7 @@ class VllmEngine:
         rounded: list[PackedLayer] = []
         if eight_bits:
             check_no_experts(model)
-            arguments["quantization"], rounded = use_eight_bits(eight_bits, invariant=batch_invariant)
+            arguments["quantization"], rounded = use_eight_bits(eight_bits, dtype, invariant=batch_invariant)
         arguments |= rank.arguments() if rank else {}
         gc.freeze()  # vLLM collects garbage seven times while it starts, and freezes what is there then
         with _llvmlite_unseen(), joined_ranks(rank), recording_from_the_start(wanted=routes) as recorders:

@@ -110,10 +110,12 @@ def test_a_gpu_without_kernels_is_refused(
     monkeypatch.setattr("infra.choices.cuda", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
     if not refused:
-        ours.check_gpu(kind)
+        ours.check_gpu(kind, "bfloat16")
+        with pytest.raises(EngineError, match=r"on a GPU needs model\.dtype: bfloat16; it is float32"):
+            ours.check_gpu(kind, "float32")
         return
     with pytest.raises(EngineError, match=rf"generator\.quantization {kind}: .* capability {capability[0]}"):
-        ours.check_gpu(kind)
+        ours.check_gpu(kind, "bfloat16")
 
 
 def test_a_layer_that_vllm_left_plain_is_named() -> None:

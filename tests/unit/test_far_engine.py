@@ -307,6 +307,19 @@ def test_machines_with_other_code_or_another_model_are_turned_away(
     door.close()
 
 
+def test_a_machine_that_is_turned_away_is_named_to_whoever_waits(
+    made: Callable[..., Made], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made()
+    here = iter(["NVIDIA L40S"])  # the machine says it once, and the door another kind
+    monkeypatch.setattr(machine_ranks, "gpu_kinds", lambda: next(here))
+    one.machines.open(2)
+    with pytest.raises(WaitedTooLong, match=r"One came, and was turned away: .* has NVIDIA L40S"):
+        one.engine(deadline_s=3.0)
+    said = "the engine does not take this machine: the machine 127.0.0.1 has NVIDIA L40S"
+    wait_until(lambda: said in caplog.text, what="the warning")
+
+
 def test_each_engine_gets_a_machine_of_those_that_ask_for_any(made: Callable[..., Made]) -> None:
     one = made()
     doors = [EngineDoor(one.machines.store, one.machines.record, n, str(one.machines.model), LOG).open()
@@ -364,11 +377,13 @@ def test_marks_of_ranks_that_a_machine_does_not_hold_are_passed_over() -> None:
     machine.start(StartRanks(EngineOptions(model="", spec=""), [1], MEETING, "g", "t"), marks, 30)
     with far.makefile("wb") as file:
         write_frame(file, machine_ranks.Marked([(1, 7, 6), (9999, 1, 1), (0, 5, 5)]))
-        write_frame(file, PatchTaken("/a"))
+        write_frame(file, PatchTaken("/a"))  # of none
+        write_frame(file, machine_ranks.RankEnded(7, "ended"))  # one of another machine
         file.write(struct.pack("<Q", 1 << 40))
     assert "would have" in machine.how_it_ended(1, 30.0)
     far.close()  # not before: what it has not read would make the kernel drop what it has said
     assert marks.of([0, 1]) == [(0, 0, 0), (1, 7, 6)]
+    assert not machine._ended and machine._patches.get(timeout=30) is None
     machine.drop()
 
 

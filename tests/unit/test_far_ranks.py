@@ -271,6 +271,18 @@ def test_only_ranks_of_the_run_come_in(tmp_path: Path, caplog: pytest.LogCapture
     member.close(1.0)
 
 
+def test_a_rank_that_is_turned_away_is_named_to_whoever_waits(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
+    at = rendezvous.newest(context.store, context.record)
+    assert at is not None
+    with socket.create_connection((at.host, at.port)) as other:
+        introduce(other, bytes.fromhex(at.key), Hello(0, "streamrl 0.1"))
+        assert other.makefile("rb").read()
+        with pytest.raises(WaitedTooLong, match=r"turned away: the rank on 127\.0\.0\.1 has streamrl"):
+            door.members(0.5)
+
+
 def test_a_rank_says_nothing_before_its_first_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then the door looks whether its connection has an end to read."""
     monkeypatch.setattr(rank_link, "_TELL_S", 0.01)

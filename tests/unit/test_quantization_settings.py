@@ -55,6 +55,17 @@ def test_other_ways_are_named() -> None:
         make_spec(generator={"quantization": "int4"}, loss=CORRECTED)
 
 
+def test_on_gpus_the_rest_of_the_model_must_be_bfloat16(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, generator = str(make_tiny_model(tmp_path / "model")), {"quantization": "fp8"}
+    monkeypatch.setattr("flows.run.checks.visible_gpus", lambda: ["0"])
+    for dtype, wrong in (("float32", True), ("bfloat16", False)):
+        model = {"path": path, "dtype": dtype}
+        said = problems_of(make_spec(generator=generator, loss=CORRECTED, model=model))
+        assert any("on GPUs generator.quantization needs bfloat16" in one for one in said) is wrong
+
+
 def test_a_mixture_of_experts_is_refused_before_the_start(tmp_path: Any) -> None:
     mixture = make_tiny_mixture(tmp_path / "mixture", "qwen3_moe")
     generator = {"quantization": "int8"}

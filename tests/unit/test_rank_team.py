@@ -6,9 +6,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -18,8 +21,11 @@ from infra.weights.patch import Patch, PatchFile
 from producers.engines import engine_end, other_engine_ranks, rank_team
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.engine_messages import EngineOptions
+from producers.engines.far_machine import FarMachine
 from producers.engines.leading_rank import LeadingRank
+from producers.engines.other_engine_ranks import OtherEngineRank
 from producers.engines.rank_marks import RankMarks
+from producers.engines.rank_messages import Did
 from producers.engines.rank_team import RankTeam
 from producers.engines.same_work import DrawnSoFar, tokens_digest
 from tests.fakes.counting_rank import CountingRank
@@ -218,6 +224,47 @@ def test_rank_0_is_ended_if_a_rank_takes_no_more_acts(made: Made, monkeypatch: p
     for thread in threads:
         thread.join()
     assert ended == [1] and len(said) == 1
+
+
+class Babbling(OtherEngineRank):
+    """A rank that may say anything."""
+
+    place = "on 10.0.0.2"
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.acts, self.far = Pipe()
+        self.beside, self.far_beside = Pipe()
+
+    def how_it_ended(self) -> str:
+        return "ended"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"abc", r"rank 1 of the engine \(on 10\.0\.0\.2\) sends messages that can't be read"),
+        (msgspec.msgpack.encode([Did(b"")]), "says Did where Ready is due"),
+    ],
+)
+def test_a_rank_that_says_other_things_is_named(raw: bytes, message: str) -> None:
+    team, other, dropped = (
+        RankTeam(EngineOptions(model="", spec=""), 2, "test", deadline_s=30),
+        Babbling(),
+        [],
+    )
+    team._owner, team._others = threading.get_ident(), [other]
+    team._machines = [cast(FarMachine, SimpleNamespace(drop=lambda: dropped.append(1)))]
+    team._watch.start()
+    other.far.send_bytes(raw)
+    with pytest.raises(EngineError, match=message):
+        team.await_ready()
+    assert len(dropped) == (raw == b"abc"), "no patch on its way may hold up the error"
+    other.far_beside.send_bytes(b"abc")
+    team._error = None
+    with pytest.raises(EngineError, match="sends messages that can't be read"):
+        list(team._held("hash weights"))
+    team.close()
 
 
 def test_other_ranks_end_with_the_team(made: Made) -> None:

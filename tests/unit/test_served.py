@@ -339,14 +339,22 @@ def test_the_trials_find_what_is_wrong(name: str, server: LyingServer, model: Pa
         open_engine(server, model, batch_invariant=False).close()
 
 
-def test_probabilities_above_1_and_other_logprobs_are_found(server: LyingServer, model: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "of_all", "message"),
+    [(1.0, True, "among the likeliest"), (1e3, False, "likeliest tokens logprobs that are none")],
+)
+def test_probabilities_above_1_and_other_logprobs_are_found(
+    more: float, of_all: bool, message: str, server: LyingServer, model: Path
+) -> None:
     def lie(line: dict[str, Any]) -> Any:
-        for one in line["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
-            one["logprob"] += 1.0
+        (content,) = line["choices"][0]["logprobs"]["content"]
+        for one in content["top_logprobs"]:
+            if of_all or one["token_id"] != content["token_id"]:
+                one["logprob"] += more
         return line
 
     server.how.lie = lie
-    with pytest.raises(EngineError, match="among the likeliest"):
+    with pytest.raises(EngineError, match=message):
         open_engine(server, model)
 
 
@@ -387,6 +395,13 @@ def test_facts_that_do_not_fit_are_named_with_flags(model: Path) -> None:
     spec = make_spec(generator={"engine": "served", "urls": "http://a:1", "slots": 64})
     config = model_config(str(model))
     assert wrong_facts(honest_facts(config, slots=64), spec, str(model)) == []
+    for said in (config, {name: one for name, one in config.items() if name != "vocab_size"}):
+        liar = honest_facts(said, slots=64, vocabulary=2**31 - 1)
+        (wrong_one,) = wrong_facts(liar, spec, str(model))
+        assert "another model (vocab_size: 2147483647 there, " in wrong_one
+    assert wrong_facts(honest_facts(config, slots=64, vocabulary=0), spec, "") == [
+        "its model has 0 tokens to draw"
+    ]
     ranks = honest_facts(config, slots=64, workers=2, ranks=2)
     assert wrong_facts(ranks, spec, "") == [
         "it has 2 ranks of tensor parallelism: --tensor-parallel-size 1, or set generator.tensor_parallel: 2"
