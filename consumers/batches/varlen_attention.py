@@ -49,8 +49,9 @@ def takes_groups(device: torch.device) -> bool:
 
     It is tried within the first layer's forward pass. With gradient_checkpointing that counts the tensors
     which are saved, and the trial's, which are not there when the layer is computed again, must not count.
+    The first pass may be one that only scores, without gradients.
     """
-    with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+    with torch.enable_grad(), saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
         return _tried(device)
 
 

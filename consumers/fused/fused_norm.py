@@ -36,8 +36,9 @@ class _RmsNorm(torch.autograd.Function):
         at_once = max(1, _ELEMENTS // block)
         if count:
             norm_kernel[(triton.cdiv(count, at_once),)](
-                rows, weight, found, inverse, count, size, eps=eps, rows=at_once, block=block
-            )
+                rows, weight, found, inverse, count, size, eps=eps, rows=at_once, block=block,
+                num_warps=_warps(block),
+            )  # fmt: skip
         ctx.save_for_backward(rows, weight, inverse)
         return found.view(x.shape)
 
@@ -52,10 +53,16 @@ class _RmsNorm(torch.autograd.Function):
         programs = max(1, min(_PROGRAMS, triton.cdiv(count, at_once)))
         parts = torch.empty(programs, size, dtype=torch.float32, device=rows.device)
         norm_back_kernel[(programs,)](
-            given, rows, weight, inverse, found, parts, count, size, rows_at_once=at_once, block=block
-        )
+            given, rows, weight, inverse, found, parts, count, size, rows_at_once=at_once, block=block,
+            num_warps=_warps(block),
+        )  # fmt: skip
         of_weight = parts.sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
         return found.view(gradient.shape), of_weight, None
+
+
+def _warps(block: int) -> int:
+    """Return how many warps compute rows: of wide ones the registers of four would not hold their share."""
+    return min(16, max(4, block // 1024))
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -44,8 +45,9 @@ class FourBits:
         return _whole(self.codes, self.largest).reshape(-1)[:size].view(self.shape)
 
 
+@cache
 def values(device: torch.device) -> torch.Tensor:
-    """Return the 16 values."""
+    """Return the 16 values, which nobody changes. To send them makes the processor wait for a GPU."""
     return torch.tensor(_VALUES, device=device)
 
 

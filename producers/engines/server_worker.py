@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import torch
 import vllm
 from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
@@ -86,7 +87,7 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPlace]):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._beside = ThreadPoolExecutor(1, "beside")
+        self._beside = ThreadPoolExecutor(1, "beside", initializer=self._use_own_gpu)
         self._held: HeldWeights | None = None
         self._slicing: Slicing | None = None
         self._checked = False
@@ -94,6 +95,12 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPlace]):
         self._root: str | None = None
         self._preparing: Future[str] | None = None
         self._hashing: Future[dict[str, str]] | None = None
+
+    def _use_own_gpu(self) -> None:
+        """Have the thread beside steps work on this rank's GPU, and take no memory of the first one."""
+        device = next(self.model.parameters()).device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
 
     def init_transfer_engine(self, init_info: PatchTarget) -> None:
         """Begin anew: the next patch has to have all tensors whole."""

@@ -160,6 +160,18 @@ def test_one_call_is_for_gpus_and_16_bits() -> None:
         assert not varlen_attention.fits(SimpleNamespace(**vars(queries) | other))  # type: ignore[arg-type]
 
 
+def test_the_kernel_is_tried_with_gradients_also_in_a_pass_without() -> None:
+    def grouped(query: torch.Tensor, *others: Any, **more: Any) -> torch.Tensor:
+        keys = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in others[:2])
+        return call_of_torch(query, *keys, *others[2:], **more)
+
+    for gradients in (True, False):
+        varlen_attention.takes_groups.cache_clear()
+        with patch.object(varlen_attention, "_call", lambda: grouped), torch.set_grad_enabled(gradients):
+            assert varlen_attention.takes_groups(torch.device("cpu"))
+    varlen_attention.takes_groups.cache_clear()
+
+
 def test_layers_that_are_computed_again_save_as_much_as_the_first_time() -> None:
     """Also the first layer of a process, which tries the kernel."""
     varlen_attention.takes_groups.cache_clear()
