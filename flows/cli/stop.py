@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -28,7 +29,13 @@ def stop(
     Example: [bold]streamrl stop count-3[/bold]
     """
     from flows.run.locations import named_store
-    from flows.run.run_state import ask_to_stop, read_state, wait_until_stopped
+    from flows.run.run_state import (
+        HEARD_WITHIN_S,
+        ask_to_stop,
+        is_heard_again,
+        read_state,
+        wait_until_stopped,
+    )
     from flows.view.live import ago
     from infra.runs import find
 
@@ -38,17 +45,24 @@ def stop(
     if state is not None and not state.is_active:
         console.print(f"run {run} does not go on: {state.now}", highlight=False, soft_wrap=True)
         return
-    if state is not None and state.now == "silent":
-        fail(
-            f"run {run} was last heard {ago(state.at)}: its flow, process {state.pid} on {state.host}, is "
-            f"gone, and its processes with it. To {state.go_on}", FAILED,
-        )  # fmt: skip
+    # By the clocks of two machines a run that lives may look silent too: it is asked, and then listened to.
+    silent = state if state is not None and state.now == "silent" else None
     ask_to_stop(opened, run)
     if not wait_s:
-        console.print(f"run {run} is asked to stop", highlight=False)
+        doubt = f". It was last heard {ago(silent.at)}: look whether it lives" if silent else ""
+        console.print(f"run {run} is asked to stop{doubt}", highlight=False, soft_wrap=True)
         return
+    until = time.monotonic() + wait_s
     with console.status(f"run {run} is asked to stop") as shown:
-        ended = wait_until_stopped(opened, run, wait_s, shown.update)
+        listen_s = min(HEARD_WITHIN_S, wait_s)
+        heard = silent is None or is_heard_again(opened, run, silent, listen_s, shown.update)
+        if silent is not None and not heard and wait_s >= HEARD_WITHIN_S:
+            fail(
+                f"run {run} was last heard {ago(silent.at)}, and not in the last {HEARD_WITHIN_S:g} s: its "
+                f"flow, process {silent.pid} on {silent.host}, is gone, and its processes with it. "
+                f"To {silent.go_on}", FAILED,
+            )  # fmt: skip
+        ended = wait_until_stopped(opened, run, max(0.0, until - time.monotonic()), shown.update)
     if ended is None:
         where = f"process {state.pid} on {state.host}" if state else "the process that started it"
         fail(

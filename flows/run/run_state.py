@@ -27,7 +27,8 @@ from schemas.shortening import bounded
 
 LOOK_EVERY_S = 3.0  # between looks for a request to stop
 WRITE_EVERY_S = 12.0
-SILENT_S = 90.0  # a flow that wrote nothing for so long is gone
+SILENT_S = 90.0  # a flow that wrote nothing for so long is gone, or the clock of its machine is another
+HEARD_WITHIN_S = 20.0  # a flow that lives writes within this: WRITE_EVERY_S, a look, and a slow store
 _END_S = 5.0  # for the last write: a store that is away must not hold up the end
 _MOST_BYTES = 1 << 16
 
@@ -165,6 +166,19 @@ class StateKeeper:
         self._change(at=time.time())
         self._store.put(_state_key(self._run), self._state.model_dump_json(indent=1).encode())
         self._written_at = time.monotonic()
+
+
+def is_heard_again(
+    store: Store, run: str, before: RunState, deadline_s: float, tell: Callable[[str], None]
+) -> bool:
+    """Watch whether a run's flow writes its state anew, whatever the clock of its machine says."""
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        if read_state(store, run) != before:
+            return True
+        tell(f"run {run} looks silent: {until - time.monotonic():.0f} s are left to hear from its flow")
+        time.sleep(0.5)
+    return False
 
 
 def wait_until_stopped(

@@ -20,9 +20,11 @@ from infra.stack.stack_errors import Cancelled, ToolFailed, ToolMissing, WouldNo
 # left the process group, and a service whose starter was killed before it wrote the state file.
 SERVICE_VARIABLE = "STREAMRL_SERVICE"
 
-# A pid may belong to another process by now; pid and time of birth together do not. The time of birth is
-# computed from the boot time, which moves a little when the clock is set.
+# State files of older releases have only the pid and the time of birth. That time is computed from the boot
+# time, which moves when the clock is set.
 BIRTH_TOLERANCE_S = 2.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_TICKS = 19  # place in /proc/PID/stat, counted from the field behind the name
 
 # Our own children must be waited for when they end, or they stay as zombies while this process lives.
 _children: dict[int, subprocess.Popen[bytes]] = {}
@@ -31,7 +33,8 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 @dataclass(frozen=True, slots=True)
 class Identity:
     pid: int
-    created: float
+    created: float  # seconds since 1970, by the clock as it was then
+    birth: str = ""  # by no clock that can be set, see `_birth`; empty: an older release started the process
 
 
 def spawn(command: Sequence[str], *, env: Mapping[str, str], log: Path, mark: str, cwd: Path) -> Identity:
@@ -48,17 +51,33 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log: Path, mark: st
             start_new_session=True,
         )
     _children[child.pid] = child
-    return Identity(child.pid, psutil.Process(child.pid).create_time())
+    return Identity(child.pid, psutil.Process(child.pid).create_time(), _birth(child.pid))
 
 
 def is_alive(identity: Identity) -> bool:
     _reap()
     try:
         process = psutil.Process(identity.pid)
-        born = process.create_time()
-        return abs(born - identity.created) < BIRTH_TOLERANCE_S and not _has_ended(process)
+        if identity.birth:
+            is_same = _birth(identity.pid) == identity.birth
+        else:
+            is_same = abs(process.create_time() - identity.created) < BIRTH_TOLERANCE_S
+        return is_same and not _has_ended(process)
     except psutil.NoSuchProcess:
         return False
+
+
+def _birth(pid: int) -> str:
+    """Return the start of the machine, and the ticks from there to the start of a process; empty: not known.
+
+    A pid may belong to another process by now; pid and birth together do not, however the clock is set.
+    """
+    try:
+        # The name in brackets may hold blanks and brackets: what we need is behind the last bracket.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{_BOOT_ID.read_text().strip()} {fields[_START_TICKS]}"
+    except (OSError, IndexError):
+        return ""
 
 
 def members(identity: Identity | None, mark: str) -> list[psutil.Process]:

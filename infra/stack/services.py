@@ -68,17 +68,18 @@ class ServicesFile:
 
     name: str
     pid: int
-    created: float  # the process's time of birth: another process may get the pid later
+    created: float  # the process's time of birth, by the clock as it was then
     port: int
     url: str
     started_at: float  # seconds since 1970
     log: str
     ready: bool
     extra: Mapping[str, str] = field(default_factory=dict)
+    birth: str = ""  # another process may get the pid later; empty in files of older releases
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.pid, self.created)
+        return Identity(self.pid, self.created, self.birth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def _start_fresh(service: Service, context: ServiceContext) -> ServicesFile:
             name=name,
             pid=identity.pid,
             created=identity.created,
+            birth=identity.birth,
             port=port,
             url=launch.url,
             started_at=time.time(),

@@ -110,7 +110,8 @@ def test_a_request_to_stop_is_seen_and_an_old_one_is_not(record: RunRecord) -> N
     assert invoke(record, "stop", "test-1") == "0 run test-1 does not go on: ended\n"
 
 
-def test_a_flow_that_was_killed_is_silent(record: RunRecord) -> None:
+def test_a_flow_that_was_killed_is_silent(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_state, "HEARD_WITHIN_S", 0.2)
     store = store_of(record)
     with StateKeeper(record, store, GO_ON):
         wait_until(lambda: read_state(store, "test-1") is not None, what="a state")
@@ -119,6 +120,42 @@ def test_a_flow_that_was_killed_is_silent(record: RunRecord) -> None:
     assert "silent" in invoke(record, "runs") and "10 min ago" in invoke(record, "runs")
     said = invoke(record, "stop", "test-1")
     assert said.startswith("1 run test-1 was last heard 10 min ago") and GO_ON in said
+    assert "is gone, and its processes with it" in said
+    # Without listening for long enough, the command can't say that it is gone.
+    said = invoke(record, "stop", "test-1", "--wait", "0.1")
+    assert said.startswith("1 run test-1 has not ended within 0.1 s") and "look whether it lives" in said
+    store.delete("runs/test-1/stop.json")
+    said = invoke(record, "stop", "test-1", "--wait", "0")
+    assert said.startswith("0 run test-1 is asked to stop. It was last heard 10 min ago: look whether it")
+    assert store.exists("runs/test-1/stop.json")
+
+
+def test_a_run_on_a_machine_with_another_clock_is_stopped(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_state, "SILENT_S", -1.0)  # as if this machine's clock were 91 s ahead
+    monkeypatch.setattr(run_state, "WRITE_EVERY_S", 0.2)
+    store, said = store_of(record), list[str]()
+    with pytest.raises(RunCancelled), StateKeeper(record, store, GO_ON) as keeper:
+        wait_until(lambda: (s := read_state(store, "test-1")) and s.now == "silent", what="a state")
+        thread = threading.Thread(target=lambda: said.append(invoke(record, "stop", "test-1")))
+        thread.start()
+        wait_until(lambda: keeper.stop_asked or said, what="the request")
+        raise RunCancelled("run test-1 was cancelled")
+    thread.join(10)
+    assert said == [f"0 run test-1: interrupted. To {GO_ON}\n"]
+
+
+def test_a_flow_is_heard_again_only_by_what_it_writes(record: RunRecord) -> None:
+    store, told = store_of(record), list[str]()
+    with StateKeeper(record, store, GO_ON) as keeper:
+        wait_until(lambda: read_state(store, "test-1") is not None, what="a state")
+        before = read_state(store, "test-1")
+        assert before is not None
+        assert not run_state.is_heard_again(store, "test-1", before, 0.2, told.append)
+        assert told and told[0].startswith("run test-1 looks silent: 0 s are left")
+        keeper.phase("training")
+        assert run_state.is_heard_again(store, "test-1", before, 30.0, told.append)
 
 
 @pytest.mark.parametrize("state", [b"", b"{}", b"[" * 9999, b'{"state":"x"}', b"\xff" * 70_000])

@@ -94,6 +94,40 @@ def test_starts_once_and_stops(context: ServiceContext) -> None:
     assert services.stop(Small(SERVE), context.paths) == 0
 
 
+def test_a_clock_that_is_set_leaves_a_process_alive(
+    context: ServiceContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, log = services.mark(context.paths, "small"), context.paths.log_file("small")
+    command = [sys.executable, "-c", IDLE]
+    found = processes.spawn(command, env=os.environ, log=log, mark=mark, cwd=context.paths.home)
+    by_older_release = processes.Identity(found.pid, found.created)
+    assert processes.is_alive(found) and processes.is_alive(by_older_release)
+    assert not processes.is_alive(dataclasses.replace(by_older_release, created=found.created - 60.0))
+    born = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: born(process) + 3.0)
+    assert processes.is_alive(found)
+    assert not processes.is_alive(processes.Identity(found.pid, found.created + 3.0, f"{found.birth}0"))
+    assert not processes.is_alive(processes.Identity(found.pid, found.created + 3.0, f"0{found.birth}"))
+    assert processes.end(found, mark, grace_s=0.3) == 1
+    assert not processes.is_alive(found)
+
+
+def test_a_service_is_not_started_again_when_the_clock_is_set(
+    context: ServiceContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = services.start_service(Small(SERVE), context)[0]
+    born = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: born(process) + 3.0)
+    assert services.start_service(Small(SERVE), context) == (first, False)
+    file = context.paths.state_file("small")
+    older = json.loads(file.read_text())
+    del older["birth"]
+    file.write_text(json.dumps(older))
+    assert look(context).status == "died", "an older release knew only what its clock said"
+    monkeypatch.undo()
+    assert look(context).status == "running"
+
+
 def test_keeps_its_port_over_a_restart(context: ServiceContext) -> None:
     first, _ = services.start_service(Small(SERVE), context)
     psutil.Process(first.pid).kill()
