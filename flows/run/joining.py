@@ -25,7 +25,7 @@ from flows.run.far_files import model_here, reward_here
 from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places, logs_folder, named_store, store_url
 from flows.run.request import RunFailed
-from flows.run.run_end import RunEnd
+from flows.run.run_outlook import RunOutlook
 from flows.run.supervision import RunProcesses
 from infra.bus import near_ends, read_all
 from infra.gate import Gate, passed_over
@@ -40,6 +40,7 @@ from schemas.messages import Heartbeat
 from schemas.topics import Topics
 
 _READ_S = 30.0
+_PAUSED_S = 1.0  # between looks whether a paused run goes on
 _NEWEST = 2000  # heartbeats that are read: enough for one of each process that is alive
 
 
@@ -99,6 +100,20 @@ def joining(
     return Joining(record, found, claims)
 
 
+def joining_generator(record: RunRecord, store: str, claims: GpuClaims, place: int) -> Worker:
+    """Return a generator that shall join a run, not started yet.
+
+    `place`: its number among those that join with the same `claims`, by which it has its GPUs.
+    """
+    home = {"STREAMRL_HOME": str(StackPaths.locate().home)}
+    places = Places(record.bootstrap_servers, store_url(store), home)
+    wanted = DealtGpus((), shared=record.spec.placement.share_gpus, each=own_gpus(record.spec))
+    gpus = claims.deal(wanted, place + 1)
+    one = worker(GENERATOR, random.randrange(1000, 1_000_000), record, places)
+    here = _here(record, None, None, None, lambda done, whole: None)
+    return with_env(replace(one, argv=[*one.argv, *here]), gpus.for_generator(place))
+
+
 def _check_ranks(record: RunRecord, ranks: RanksHere) -> None:
     """Raise RunFailed if the run has no ranks on other machines."""
     if ranks.trainer and not record.spec.placement.ranks.elsewhere:
@@ -142,7 +157,7 @@ def _here(
 def take_part(
     joined: Joining, say: Callable[[str], None], *, tick: Callable[[], None] = lambda: None
 ) -> None:
-    """Run the processes until the run has ended. None is left, however this ends.
+    """Run the processes until the run has ended, but not while it is paused. None is left, however this ends.
 
     `tick` is called now and then. Raises RunFailed if the run has ended already.
     """
@@ -150,25 +165,35 @@ def take_part(
     bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
     gate = Gate(Heartbeat, record.id, passed_over)
     said = read_all(bus, topic, near_ends(bus, topic, _NEWEST), deadline_s=_READ_S)
-    end = RunEnd()
-    end.hear(gate.messages(said))
-    if end.has_come:
+    outlook = RunOutlook(open_store(record.store), record.id)
+    outlook.hear(gate.messages(said))
+    if outlook.is_over():
         raise RunFailed(
             f"run {record.id} has ended or was stopped; `streamrl run RUNFILE --resume {record.id}` goes on "
             "with it"
         )
     status = bus.reader(topic, {0: said[-1].offset + 1} if said else None)
-    with joined.claims, Team(join_logs(record), holds=joined.claims.descriptors) as team:
-        crew = RunProcesses(team, joined.workers, restarts=record.spec.placement.restarts, say=say)
-        crew.start()
-        for name, process in team.running.items():
-            say(f"{name} is process {process}; log: {team.log(name)}")
-        while not crew.all_done and not end.has_come:
-            end.hear(gate.messages(status.poll(0.2)))
-            crew.poll(0.5)
-            crew.start_again()
-            crew.check()
-            tick()
+    with joined.claims:
+        while not outlook.is_over():
+            if outlook.is_paused():
+                say(f"run {record.id} is paused: its processes start here again when it goes on")
+                while outlook.is_paused():
+                    outlook.hear(gate.messages(status.poll(_PAUSED_S)))
+                    tick()
+                continue
+            with Team(join_logs(record), holds=joined.claims.descriptors) as team:
+                crew = RunProcesses(team, joined.workers, restarts=record.spec.placement.restarts, say=say)
+                crew.start()
+                for name, process in team.running.items():
+                    say(f"{name} is process {process}; log: {team.log(name)}")
+                while not (crew.all_done or outlook.is_over() or outlook.is_paused()):
+                    outlook.hear(gate.messages(status.poll(0.2)))
+                    crew.poll(0.5)
+                    crew.start_again()
+                    crew.check()
+                    tick()
+            if crew.all_done:
+                return
 
 
 def join_logs(record: RunRecord) -> Path:

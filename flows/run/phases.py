@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,12 @@ from flows.run import locations
 from flows.run.checks import check, check_context
 from flows.run.host import NO_HOST, Host, HostOrder
 from flows.run.inspection import inspect_built, inspect_start
-from flows.run.locations import Places, start_local_stack
+from flows.run.locations import Places, report_folder, start_local_stack
 from flows.run.report_phase import make_report
 from flows.run.request import LastingFailure, RunCancelled, RunFailed, RunRequest, RunResult
 from flows.run.run_state import StateKeeper, read_state
 from flows.run.start_model import model_at_hand, prepare_model
-from flows.run.training_phase import run_training
+from flows.run.training_phase import lock_of_run, run_training
 from flows.trackers.feeding import tracking
 from flows.view.screen import Screen, Screens
 from infra import runs
@@ -47,13 +48,27 @@ def conduct(request: RunRequest, screen: Screen, host: Host = NO_HOST) -> RunRes
     if built:
         inspect_built(spec, model, request.runfile, screen.say)
     request = _of_this_flow_run(request, spec, places, host)
-    record: RunRecord = phase(create_run)(request, spec, places, model, screen.say, host.flow_run)
+    with ExitStack() as held:
+        locks: list[int] = []
+        if request.resume:  # before anything is written: another start of the run may be going on
+            run = _run_to_resume(request.resume, spec, places)
+            request, own = replace(request, resume=run), Path(spec.report).absolute() / run
+            before = report_folder(runs.find(places.open_store(), run))
+            folders = {own, before} if before.is_dir() else {own}
+            locks = [held.enter_context(lock_of_run(run, one)) for one in sorted(folders)]
+        record: RunRecord = phase(create_run)(request, spec, places, model, screen.say, host.flow_run)
+        if not locks:
+            locks = [held.enter_context(lock_of_run(record.id, report_folder(record)))]
+        return _conducted(record, request, places, screen, host, locks)
+
+
+def _conducted(
+    record: RunRecord, request: RunRequest, places: Places, screen: Screens, host: Host, locks: list[int]
+) -> RunResult:
+    """Train a run that was made or taken up, and make its report."""
+    spec, phase = record.spec, host.phase
     host.took_up(record)
     screen.say(f"run {record.id}: its logs are in {locations.logs_folder(record)}")
-    for site, planned in spec.placement.sites.items():
-        if planned.generators and planned.elsewhere and not _called(host, record, site, screen):
-            screen.say(f"site {site} takes part when this runs there: streamrl join {record.id} "
-                       f"--store {record.store} --site {site}")  # fmt: skip
     go_on = resume_hint(request, record.id)
     done = _is_trained(places.open_store(), record)
     with (
@@ -61,12 +76,16 @@ def conduct(request: RunRequest, screen: Screen, host: Host = NO_HOST) -> RunRes
         tracking(record, locations.report_folder(record), screen.say),
     ):
         screen = Screens([screen, state])
+        for site, planned in spec.placement.sites.items():  # which see by the state that the run goes on
+            if planned.generators and planned.elsewhere and not _called(host, record, site, screen):
+                screen.say(f"site {site} takes part when this runs there: streamrl join {record.id} "
+                           f"--store {record.store} --site {site}")  # fmt: skip
         try:
             if done:
                 screen.say(f"run {record.id} is trained to its end: only its report is written again. With "
                            "more algorithm.iterations it is trained on")  # fmt: skip
             else:
-                _train(record, places, screen, host, state)
+                _train(record, places, screen, host, state, locks)
         except LastingFailure:
             raise  # no advice to resume: the run would end by the same error
         except Explained as error:
@@ -90,7 +109,9 @@ def _is_trained(store: Store, record: RunRecord) -> bool:
     return before is not None and before.trained and before.iterations == record.spec.algorithm.iterations
 
 
-def _train(record: RunRecord, places: Places, screen: Screen, host: Host, state: StateKeeper) -> None:
+def _train(
+    record: RunRecord, places: Places, screen: Screen, host: Host, state: StateKeeper, locks: list[int]
+) -> None:
     """Train a run to its end, however often it is paused."""
 
     def order() -> HostOrder:
@@ -98,7 +119,7 @@ def _train(record: RunRecord, places: Places, screen: Screen, host: Host, state:
 
     state.phase("training")
     called = host.generators(record)
-    while not host.phase(run_training)(record, places, screen, order=order, called=called):
+    while not host.phase(run_training)(record, places, screen, order=order, called=called, locks=locks):
         state.phase("paused")
         screen.say(f"run {record.id} is paused: none of its processes is left")
         host.paused()

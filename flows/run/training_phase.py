@@ -7,8 +7,9 @@ follower ◄── topics           three times a second: show, note, and check 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 
 from flows.balancing.staff import Staff
 from flows.monitoring.exporter import exporting
@@ -36,28 +37,26 @@ from infra.waiting import WaitedTooLong
 from schemas.addresses import LOCAL
 
 END_GRACE_S = 10.0
+LOCK_S = END_GRACE_S + 15.0
 TICK_S = 0.3
 
 
 def run_training(
     record: RunRecord, places: Places, screen: Screen, *, order: Callable[[], HostOrder],
-    called: Staff | None = None,
+    called: Staff | None = None, locks: Sequence[int] = (),
 ) -> bool:  # fmt: skip
     """Train until the last iteration is trained and the last evaluation is in. Raises RunFailed.
 
-    `called`: generators that the host calls, if the run is balanced so.
+    `called`: generators that the host calls, if the run is balanced so. `locks`: of the run, which its
+    processes hold too, until the last of them has ended.
     Returns False if the run was told to pause before that; its processes have ended then.
     """
     folder = report_folder(record)
     with ExitStack() as stack_:
-        # a flow that was killed lets go only when its guard has ended the workers
-        lock = stack_.enter_context(
-            locked(folder / ".lock", what=f"run {record.id}", deadline_s=END_GRACE_S + 15.0)
-        )
         claims = stack_.enter_context(GpuClaims())
         balance = RunBalance(record)
         gpus = claims.deal(DealtGpus.of_run(record.spec), balance.generators)
-        team = Team(logs_folder(record), grace_s=END_GRACE_S, holds=(lock, *claims.descriptors))
+        team = Team(logs_folder(record), grace_s=END_GRACE_S, holds=(*locks, *claims.descriptors))
         crew = RunProcesses(
             team, workers(record, places, gpus, balance.generators),
             restarts=record.spec.placement.restarts, say=screen.say,
@@ -98,6 +97,14 @@ def run_training(
         follower.see(lambda view: sayings.see(view.rewards))
         follower.see(notes.note_all)
     return True
+
+
+def lock_of_run(run: str, folder: Path) -> AbstractContextManager[int]:
+    """Lock a run by its report folder: one start of it goes on at a time. Gives the lock's descriptor.
+
+    A start that was killed lets go only when its guard has ended its processes.
+    """
+    return locked(folder / ".lock", what=f"run {run}", deadline_s=LOCK_S)
 
 
 class _Broker:

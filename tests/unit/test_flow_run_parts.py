@@ -21,11 +21,13 @@ from flows.flow_runs import automations, flow_run_page, watching
 from flows.flow_runs.automations import ensure_automations
 from flows.flow_runs.prefect_host import PrefectHost, tags_of
 from flows.flow_runs.watching import FlowRunWatch
-from flows.run import phases
+from flows.run import phases, training_phase
 from flows.run.host import Host, HostOrder
 from flows.run.request import RunCancelled, RunRequest, RunSuspended
+from flows.run.run_state import ask_to_stop
 from flows.view.screen import Nobody
 from infra import runs
+from infra.files.locks import LockHeld
 from infra.runs import RunRecord
 from infra.stores.opening import open_store
 from tests.factories import make_model_files, make_spec
@@ -198,11 +200,14 @@ class Pausing(Host):
         return self.orders.pop() if self.orders else self.last
 
 
-@pytest.mark.parametrize("last", [HostOrder.GO_ON, HostOrder.CANCEL])
-def test_a_paused_run_goes_on_and_a_flow_run_that_starts_again_takes_its_run(
-    last: HostOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record, taken, ends = make_record(tmp_path), [], [False, True]
+def with_stub_phases(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: list[bool]) -> list[str | bool]:
+    """Put stubs in the place of phases, and the record of a run in a store. Return the runs taken up by then.
+
+    `ends`: the results of training.
+    """
+    record, taken = make_record(folder), list[str | bool]()
+    store = open_store(f"file://{folder}/store")
+    runs.create(store, record.spec, bootstrap_servers="", model="", run_id=record.id)
 
     @contextmanager
     def tracked(*_: object) -> Any:
@@ -212,16 +217,25 @@ def test_a_paused_run_goes_on_and_a_flow_run_that_starts_again_takes_its_run(
         taken.append(request.resume)
         return record
 
-    places = SimpleNamespace(open_store=lambda: open_store(f"file://{tmp_path}/store"))
+    places = SimpleNamespace(open_store=lambda: store)
     for name, stub in {
         "check": lambda request: record.spec, "start_local_stack": lambda *_: places,
-        "prepare_model": lambda *_: tmp_path, "check_context": lambda *_: None, "create_run": create_run,
-        "run_training": lambda *_, order, called: ends.pop(0), "make_report": lambda *_: "the result",
-        "tracking": tracked, "inspect_start": lambda *_: None, "model_at_hand": lambda *_: tmp_path,
+        "prepare_model": lambda *_: folder, "check_context": lambda *_: None, "create_run": create_run,
+        "run_training": lambda *_, order, called, locks: ends.pop(0), "make_report": lambda *_: "the result",
+        "tracking": tracked, "inspect_start": lambda *_: None, "model_at_hand": lambda *_: folder,
     }.items():  # fmt: skip
         stub.__name__ = name
         monkeypatch.setattr(phases, name, stub)
     monkeypatch.setattr(runs, "of_flow_run", lambda store, name, flow_run: "test-1")
+    return taken
+
+
+@pytest.mark.parametrize("last", [HostOrder.GO_ON, HostOrder.CANCEL])
+def test_a_paused_run_goes_on_and_a_flow_run_that_starts_again_takes_its_run(
+    last: HostOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [False, True]
+    taken = with_stub_phases(tmp_path, monkeypatch, ends)
     if last is HostOrder.CANCEL:
         with pytest.raises(RunCancelled, match="cancelled while it was paused"):
             phases.conduct(RunRequest("run.yaml"), Nobody(), Pausing(last))
@@ -229,6 +243,24 @@ def test_a_paused_run_goes_on_and_a_flow_run_that_starts_again_takes_its_run(
         assert phases.conduct(RunRequest("run.yaml"), Nobody(), Pausing(last)) == "the result"
         assert ends == []
     assert taken == ["test-1"]
+
+
+def test_a_second_start_of_a_run_changes_nothing_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its record nor its state, nor a request to stop it."""
+    taken = with_stub_phases(tmp_path, monkeypatch, [True])
+    store = open_store(f"file://{tmp_path}/store")
+    ask_to_stop(store, "test-1")
+    before = {name: store.get(name) for name in store.list("runs")}
+    monkeypatch.setattr(training_phase, "LOCK_S", 0.0)
+    with (
+        training_phase.lock_of_run("test-1", tmp_path / "test-1"),
+        pytest.raises(LockHeld, match=r"run test-1 is locked by process"),
+    ):
+        phases.conduct(RunRequest("run.yaml", resume="test-1"), Nobody())
+    assert taken == [] and {name: store.get(name) for name in store.list("runs")} == before
+    assert phases.conduct(RunRequest("run.yaml", resume="test-1"), Nobody()) == "the result"
 
 
 def test_a_page_shows_a_reason_as_it_is(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Tells processes that joined a run whether it is over, or paused, or about to go on.
+
+heartbeats      the feeder has ended, as at the run's end, in a pause, and before it is started again
+runs/<run>/state.json      which of these it is, as the run's flow writes it down
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from flows.run.run_end import RunEnd
+from flows.run.run_state import SILENT_S, RunState, read_state
+from infra.stores.store import Store, StoreError
+from schemas.messages import Heartbeat
+
+BACK_S = 60.0  # for the feeder of a run that goes on to be there again
+_LOOK_S = 1.0
+
+
+class RunOutlook:
+    """Heartbeats and the state of one run, watched by this machine's clock."""
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store, self._run, self._end = store, run, RunEnd()
+        self._state: RunState | None = None
+        self._looked_at = float("-inf")
+        self._changed_at = self._ended_at = time.monotonic()
+
+    def hear(self, beats: Iterable[Heartbeat]) -> None:
+        """Take heartbeats of any processes, in their order."""
+        before = self._end.has_come
+        self._end.hear(beats)
+        if self._end.has_come and not before:
+            self._ended_at, self._looked_at = time.monotonic(), float("-inf")
+
+    def is_over(self) -> bool:
+        """Whether the run has ended, or was stopped, and is not about to go on."""
+        if not self._end.has_come:
+            return False
+        self._look()
+        if self._state is None or not self._state.is_active or self._state.trained or self._is_silent():
+            return True
+        return self._state.state != "paused" and time.monotonic() - self._ended_at > BACK_S
+
+    def is_paused(self) -> bool:
+        """Whether the run is paused: its flow is there, and none of its processes."""
+        if not self._end.has_come:
+            return False
+        self._look()
+        return self._state is not None and self._state.state == "paused" and not self._is_silent()
+
+    def _is_silent(self) -> bool:
+        """Whether the flow has written nothing for so long that it is gone."""
+        return time.monotonic() - self._changed_at > SILENT_S
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            state = read_state(self._store, self._run)
+        except StoreError:
+            return  # it may be back soon; what was known stands
+        if state != self._state:
+            if self._state is not None and self._state.state == "paused":
+                self._ended_at = time.monotonic()  # now its feeder starts
+            self._state, self._changed_at = state, time.monotonic()
