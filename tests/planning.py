@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flows.planning.machine_pools import MachinePool
-from flows.planning.stage_times import EngineTimes, LearnerTimes, LinkTimes
+from flows.planning.stage_times import DeviceRoom, EngineTimes, LearnerTimes, LinkTimes
 from flows.planning.step_estimate import IterationDemand
 
 
@@ -57,6 +57,9 @@ class TableOfTests:
 
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         return self.turn_slots * tensor_parallel
+
+    def room_in_turns(self, hardware: str, tensor_parallel: int) -> DeviceRoom | None:
+        return None
 
     def turn_problem(self, hardware: str, devices: int) -> str:
         return self.problem_in_turns

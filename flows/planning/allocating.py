@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from flows.planning.machine_pools import MachinePool, PlanError, check_pools
@@ -87,6 +87,17 @@ def by_goal(found: Sequence[SplitEstimate], goal: PlanGoal) -> list[SplitEstimat
     return best + rest
 
 
+def kind_in_turns(kind: GeneratorKind, times: TimesSource) -> GeneratorKind | None:
+    """Return a kind with the slots and the memory that it has in turns with the trainer; None: no slots."""
+    hardware, many = kind.pool.hardware, kind.tensor_parallel
+    slots = min(kind.slots, times.slots_in_turns(hardware, many))
+    if not slots:
+        return None
+    engine = kind.engine if slots == kind.slots else times.engine(hardware, many, slots)
+    room = times.room_in_turns(hardware, many)
+    return GeneratorKind(kind.pool, replace(engine, room=room), many)
+
+
 class MachineAllocator:
     """Finds the best splits of some pools."""
 
@@ -101,10 +112,11 @@ class MachineAllocator:
         self._kinds = [kind for pool in pools if pool.generates for kind in self._kinds_of(pool)]
         self._trainers = [one for pool in pools if pool.trains for one in self._trainers_of(pool)]
         self._check_memory()
-        self._turning = {
+        self._turning = {  # on one machine: engines that join from others draw all the time
             id(one)
             for one in self._trainers
-            if may_take_turns and not times.turn_problem(one.pool.hardware, one.devices)
+            if may_take_turns and one.devices <= one.pool.devices
+            if not times.turn_problem(one.pool.hardware, one.devices)
         }
         self._in_turns = self._kinds_in_turns()
         self._estimator = StepEstimator(demand, [*self._kinds, *self._in_turns.values()])
@@ -163,13 +175,8 @@ class MachineAllocator:
         found = {}
         turning = {one.pool.name for one in self._trainers if id(one) in self._turning}
         for kind in self._kinds:
-            hardware, many = kind.pool.hardware, kind.tensor_parallel
-            slots = min(kind.slots, self._times.slots_in_turns(hardware, many)) if turning else 0
-            if slots and kind.pool.name in turning:
-                found[id(kind)] = (
-                    kind if slots == kind.slots
-                    else GeneratorKind(kind.pool, self._times.engine(hardware, many, slots), many)
-                )  # fmt: skip
+            if kind.pool.name in turning and (changed := kind_in_turns(kind, self._times)):
+                found[id(kind)] = changed
         return found
 
     def _check_memory(self) -> None:
@@ -201,7 +208,7 @@ class MachineAllocator:
         for kind in self._kinds:
             if kind.pool is pool:
                 amounts = _amounts(pool.total, pool.grain, 0 if full else _AMOUNTS)
-                counts = {devices // kind.tensor_parallel for devices in amounts} - {0}
+                counts = {pool.most_generators(devices, kind.tensor_parallel) for devices in amounts} - {0}
                 found += [(kind, count) for count in sorted(counts)]
         self._options[pool.name, full] = found
         return found
@@ -218,8 +225,10 @@ class MachineAllocator:
             return
         own = next(((kind, count) for kind, count in chosen if kind.pool is trainer.pool), None)
         used = own[0].tensor_parallel * own[1] if own else 0
+        left = trainer.pool.total - trainer.devices
+        beside = not own or own[1] <= trainer.pool.most_generators(left, own[0].tensor_parallel)
         found = []
-        if trainer.pool.shares_cores or used + trainer.devices <= trainer.pool.total:
+        if trainer.pool.shares_cores or beside:
             found.append(MachineSplit(trainer, chosen, self.demand.lookahead))
         if own and len(chosen) == 1 and used == trainer.devices and id(trainer) in self._turning:
             turning = self._in_turns.get(id(own[0]))
@@ -331,12 +340,12 @@ class MachineAllocator:
     def _other_trainers(self, choices: list[PoolChoice]) -> Iterator[MachineSplit]:
         """Yield the splits with other trainers. Their own pool does as before, or all it can, or nothing."""
         for trainer in self._trainers:
-            place = self._pools.index(trainer.pool)
+            place, left = self._pools.index(trainer.pool), trainer.pool.total - trainer.devices
             most: list[PoolChoice] = [
                 (kind, count)
                 for kind in self._kinds
                 if kind.pool is trainer.pool
-                if (count := (trainer.pool.total - trainer.devices) // kind.tensor_parallel)
+                if (count := kind.pool.most_generators(left, kind.tensor_parallel))
             ]
             yield from self._apart(trainer, choices, place, [choices[place], None, *most])
 

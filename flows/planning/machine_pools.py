@@ -66,6 +66,11 @@ class MachinePool:
         """All its devices."""
         return self.machines * self.devices
 
+    def most_generators(self, devices: int, of_each: int) -> int:
+        """Return how many generators fit on so many devices, filled by machines: none is on two machines."""
+        machines, rest = divmod(devices, self.devices)
+        return machines * (self.devices // of_each) + rest // of_each
+
     def machines_of(self, devices: int) -> int:
         """Return how many machines have to be paid for so many devices."""
         return -(-devices // self.devices)

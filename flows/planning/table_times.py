@@ -191,8 +191,17 @@ class TableTimes:
 
     def engine_room(self, hardware: str, tensor_parallel: int) -> DeviceRoom:
         """Return the memory of each GPU of a generator: vLLM fills its share with keys and values."""
+        return self._room(hardware, tensor_parallel, self._share)
+
+    def room_in_turns(self, hardware: str, tensor_parallel: int) -> DeviceRoom | None:
+        """Return the memory of each GPU of a generator that takes turns with the trainer; None on CPUs."""
+        if self._kind(hardware).name == "CPU":
+            return None
+        return self._room(hardware, tensor_parallel, self._share_in_turns)
+
+    def _room(self, hardware: str, tensor_parallel: int, share: float) -> DeviceRoom:
         kind = self._kind(hardware)
-        taken = self._engine_takes(kind, tensor_parallel, self._share)
+        taken = self._engine_takes(kind, tensor_parallel, share)
         return DeviceRoom(taken, kind.memory_bytes, self._engine_weights / tensor_parallel)
 
     def _engine_takes(self, kind: Hardware, devices: int, share: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.stage_times import DeviceRoom, EngineTimes, LearnerTimes
 
 
 class TimesSource(Protocol):
@@ -32,6 +32,9 @@ class TimesSource(Protocol):
 
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples a generator draws at once that takes turns with the trainer; 0: none."""
+
+    def room_in_turns(self, hardware: str, tensor_parallel: int) -> DeviceRoom | None:
+        """Return the memory of each device of such a generator; None: nobody knows, or on CPUs."""
 
     def turn_problem(self, hardware: str, devices: int) -> str:
         """Return why the trainer can't keep its state beside engines in turns; empty: it can."""

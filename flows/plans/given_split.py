@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from flows.planning.allocating import kind_in_turns
 from flows.planning.machine_pools import MachinePool, PlanError, site_links
 from flows.planning.step_estimate import GeneratorKind, MachineSplit, TrainerKind
 from flows.plans.planning_inputs import PlanningInputs
@@ -35,14 +36,14 @@ def given_split(inputs: PlanningInputs, generators: Mapping[str, int] | None = N
 
 def _in_turns(inputs: PlanningInputs, kind: GeneratorKind) -> GeneratorKind:
     """Return a kind with as many slots as fit beside the learner's state."""
-    hardware, many = kind.pool.hardware, kind.tensor_parallel
-    slots = min(kind.slots, inputs.times.slots_in_turns(hardware, many))
-    if not slots:
+    found = kind_in_turns(kind, inputs.times)
+    if found is None:
         raise PlanError(
-            f"placement.machines.{kind.pool.name}: {many} {hardware} can't hold the model in the share of "
-            "their memory that an engine takes in turns: raise generator.gpu_memory, or take more devices"
+            f"placement.machines.{kind.pool.name}: {kind.tensor_parallel} {kind.pool.hardware} can't hold "
+            "the model in the share of their memory that an engine takes in turns: raise "
+            "generator.gpu_memory, or take more devices"
         )
-    return GeneratorKind(kind.pool, inputs.times.engine(hardware, many, slots), many)
+    return found
 
 
 def _pools(inputs: PlanningInputs) -> tuple[MachinePool, ...]:

@@ -29,7 +29,7 @@ from flows.planning.learner_memory import ModelSizes, counts_for_memory, learner
 from flows.planning.machine_pools import CPU, MachinePool
 from flows.planning.main_memory import generator_bytes, kv_cache_bytes, trainer_bytes
 from flows.planning.model_shape import ShapeError
-from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.stage_times import DeviceRoom, EngineTimes, LearnerTimes
 from flows.planning.step_estimate import IterationDemand
 from flows.planning.table_times import SLOT_ROOM, TableTimes
 from flows.plans.named_profiles import HardwareProfile
@@ -172,6 +172,12 @@ class MeasuredTimes:
         one, most = self._profile_of(hardware), self.most_slots(hardware, tensor_parallel)
         table = self._table_for(one) if one else self.table()
         return min(most, table.slots_in_turns(hardware, tensor_parallel)) if table else most
+
+    def room_in_turns(self, hardware: str, tensor_parallel: int) -> DeviceRoom | None:
+        """Return the memory of each device of a generator that takes turns with the trainer."""
+        one = self._profile_of(hardware)
+        table = self._table_for(one) if one else self.table()
+        return table.room_in_turns(hardware, tensor_parallel) if table else None
 
     def turn_problem(self, hardware: str, devices: int) -> str:
         """Return why the trainer can't keep its state beside engines in turns; empty: it can."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from flows.planning.machine_pools import MachinePool
 from flows.planning.main_memory import GIB_BYTES, in_gib
 from flows.planning.stage_times import DeviceRoom
-from flows.planning.step_estimate import MachineSplit
+from flows.planning.step_estimate import GeneratorKind, MachineSplit
 from flows.plans.interval import Interval
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.run_plan import PlannedSplit, RunPlan, waits_of
@@ -124,13 +125,15 @@ def plan_settings(plan: RunPlan) -> dict[str, object]:
     """Return the settings of the run file that a plan comes to; sites that it does not use get none."""
     split, spec = plan.chosen.split, plan.spec
     found: dict[str, object] = {"placement.kind": "colocated" if split.takes_turns else "disaggregated"}
-    here = sum(count for kind, count in split.generators if not kind.pool.site)
-    found["placement.generators"] = here
+    found["placement.generators"] = sum(_beside_trainer(split, *one) for one in split.generators)
     at_sites = dict.fromkeys(spec.placement.sites, 0)
     for kind, count in split.generators:
         if kind.pool.site:
             at_sites[kind.pool.site] = at_sites.get(kind.pool.site, 0) + count
-    found |= {f"placement.sites.{name}.generators": count for name, count in at_sites.items()}
+    for name, count in at_sites.items():
+        found[f"placement.sites.{name}.generators"] = count
+        if count and name in spec.placement.sites and not spec.placement.sites[name].elsewhere:
+            found[f"placement.sites.{name}.elsewhere"] = True  # its machines are others than the trainer's
     found["generator.slots"] = spec.generator.slots
     on_cores = [kind.tensor_parallel for kind, _ in split.generators if kind.pool.shares_cores]
     if on_cores:
@@ -140,8 +143,21 @@ def plan_settings(plan: RunPlan) -> dict[str, object]:
     if spec.algorithm.mode == "async":
         found["algorithm.staleness"] = spec.algorithm.staleness
     threads = spec.trainer.threads if split.trainer.pool.shares_cores else 1
-    found["trainer.ranks"] = max(1, split.trainer.devices // threads)
+    found["trainer.ranks"] = ranks_there = max(1, split.trainer.devices // threads)
+    elsewhere = max(0, ranks_there - max(1, split.trainer.pool.devices // threads))
+    if elsewhere or spec.placement.ranks.elsewhere:
+        found["placement.ranks.elsewhere"] = elsewhere
     return found
+
+
+def _beside_trainer(split: MachineSplit, kind: GeneratorKind, count: int) -> int:
+    """Return how many of so many generators are on the trainer's own machine, where the run starts them."""
+    pool = kind.pool
+    if pool != split.trainer.pool:
+        return 0
+    shared = split.takes_turns or pool.shares_cores
+    room = pool.devices if shared else max(0, pool.devices - split.trainer.devices)
+    return min(count, room // kind.tensor_parallel)
 
 
 def best_and_next(plan: RunPlan) -> list[tuple[str, PlannedSplit]]:
@@ -151,19 +167,55 @@ def best_and_next(plan: RunPlan) -> list[tuple[str, PlannedSplit]]:
 
 def settings_words(plan: RunPlan) -> str:
     """Return the settings that a plan comes to, as options of a command."""
-    return " ".join(f"--set {name}={value}" for name, value in plan_settings(plan).items())
+    return " ".join(f"--set {name}={str(value).lower()}" for name, value in plan_settings(plan).items())
 
 
 def beyond_settings(split: MachineSplit) -> list[str]:
     """Return in words how a split uses devices in ways for which a run file has no setting."""
+    joining = [*_joining_ranks(split), *_joining_generators(split)]
     if len(_ranks(split)) <= 1:
-        return []
-    return [
+        return joining
+    uneven = [
         f"each generator on {kind.pool.name} takes {kind.tensor_parallel} devices: a run file has one "
         "generator.tensor_parallel for all generators"
         for kind, _ in split.generators
         if not kind.pool.shares_cores
     ]
+    return uneven + joining
+
+
+def _joining_ranks(split: MachineSplit) -> list[str]:
+    """Return the commands that start the trainer's ranks on further machines than its own."""
+    pool, beyond = split.trainer.pool, split.trainer.devices - split.trainer.pool.devices
+    if beyond <= 0:
+        return []
+    found = _joining(pool, "further ", beyond, pool.devices, "--ranks")
+    if pool.shares_cores:
+        found.append("divide these --ranks by trainer.threads: a rank takes so many cores")
+    return [*found, "set placement.ranks.address to an address at which they reach the trainer's machine"]
+
+
+def _joining_generators(split: MachineSplit) -> list[str]:
+    """Return the commands that start generators on other machines than the trainer's."""
+    found = []
+    for kind, count in split.generators:
+        pool, beyond = kind.pool, count - _beside_trainer(split, kind, count)
+        which = "further " if pool == split.trainer.pool else ""
+        option = f"--site {pool.site} --generators" if pool.site else "--generators"
+        found += _joining(pool, which, beyond, max(1, pool.devices // kind.tensor_parallel), option)
+    return found
+
+
+def _joining(pool: MachinePool, which: str, count: int, of_each: int, option: str) -> list[str]:
+    """Return the command that starts so many processes on machines, and another for a rest of them."""
+    full, rest = divmod(count, of_each)
+    found = []
+    if full:
+        where = f"each of {full} {which}machines" if full > 1 else f"one {which}machine"
+        found.append(f"on {where} of {pool.name}: streamrl join RUN {option} {of_each}")
+    if rest:
+        found.append(f"on one {which}machine of {pool.name}: streamrl join RUN {option} {rest}")
+    return found
 
 
 def _ranks(split: MachineSplit) -> set[int]:

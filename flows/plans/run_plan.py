@@ -139,6 +139,7 @@ def with_slots(split: MachineSplit, times: TimesSource, factor: float) -> Machin
     for kind, count in split.generators:
         slots = max(1, math.ceil(kind.slots * factor))
         engine = times.engine(kind.pool.hardware, kind.tensor_parallel, slots)
+        engine = replace(engine, room=kind.engine.room)  # in turns it is smaller than these times say
         generators.append((GeneratorKind(kind.pool, engine, kind.tensor_parallel), count))
     return replace(split, generators=tuple(generators))
 

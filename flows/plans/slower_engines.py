@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.planning.stage_times import EngineTimes, LearnerTimes
+from flows.planning.stage_times import DeviceRoom, EngineTimes, LearnerTimes
 from flows.planning.times_source import TimesSource
 from flows.plans.simulated_split import slower_engine
 
@@ -45,6 +45,10 @@ class SlowerEngines:
     def slots_in_turns(self, hardware: str, tensor_parallel: int) -> int:
         """Return how many samples a generator draws at once that takes turns with the trainer."""
         return self.of.slots_in_turns(hardware, tensor_parallel)
+
+    def room_in_turns(self, hardware: str, tensor_parallel: int) -> DeviceRoom | None:
+        """Return the memory of each device of a generator that takes turns with the trainer."""
+        return self.of.room_in_turns(hardware, tensor_parallel)
 
     def turn_problem(self, hardware: str, devices: int) -> str:
         """Return why the trainer can't keep its state beside engines in turns; empty: it can."""

@@ -185,6 +185,28 @@ def test_among_equally_quick_splits_the_smaller_is_taken() -> None:
     assert sum(count for _, count in found.split.generators) < 16
 
 
+def test_a_generator_is_on_one_machine() -> None:
+    """Of machines of six devices each holds one generator on four devices, however many there are."""
+    times = TableOfTests({"fast": 1.0}, degrees=(4,))
+    pools = [pool_of("a", 4, 6), pool_of("b", 1, 1, generates=False)]
+    for limit in (12_000, 0):  # all splits, and a search
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("flows.planning.allocating._MOST_SPLITS", limit)
+            found = MachineAllocator(pools, times, demand_of()).estimates(PlanGoal())
+        most = {
+            trainer: max(
+                one.split.generators[0][1] for one in found if one.split.trainer.pool.name == trainer
+            )
+            for trainer in ("a", "b")
+        }
+        assert most == {"a": 3, "b": 4}
+
+
+def test_turns_are_taken_on_one_machine_alone() -> None:
+    found = MachineAllocator([pool_of("a", 3, 4)], TIMES, demand_of()).estimates(PlanGoal())
+    assert {one.split.trainer.devices for one in found if one.split.takes_turns} == {4}
+
+
 def test_few_machines_take_turns() -> None:
     pools = [pool_of("a", 1, 1)]
     found = MachineAllocator(pools, TIMES, demand_of()).estimates(PlanGoal())

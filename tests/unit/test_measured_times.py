@@ -122,6 +122,15 @@ def test_of_a_model_that_nobody_has_counted_the_profile_alone_serves() -> None:
     assert learner is not None
     assert learner.spread > 0.2
     assert times.learner_source("H100", 4) == "measured, h100.yaml"
+    assert times.room_in_turns("H100", 1) is None
+
+
+def test_measured_engines_in_turns_have_the_memory_that_the_table_says() -> None:
+    times = times_of()
+    for hardware in ("H100", "A100"):  # measured, and not
+        room = times.room_in_turns(hardware, 1)
+        assert room is not None and room.taken == pytest.approx(0.45 * room.whole)
+    assert times_of("CPU", machine="torch; a CPU").room_in_turns("CPU", 1) is None
 
 
 @pytest.mark.parametrize(

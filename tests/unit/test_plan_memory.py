@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -16,7 +17,10 @@ from flows.planning.step_estimate import GeneratorKind, MachineSplit, TrainerKin
 from flows.planning.table_times import TableTimes
 from flows.planning.workload import LogNormalLengths, Workload
 from flows.plans.given_split import given_split
+from flows.plans.plan_rows import split_row
 from flows.plans.planning_inputs import KnownLengths, PlanningInputs
+from flows.plans.run_plan import with_slots
+from flows.plans.slower_engines import SlowerEngines
 from producers.engines.vllm_engine import SHARE_IN_TURNS
 from schemas.runspec import PlacementSection
 from tests.factories import make_spec
@@ -100,6 +104,36 @@ def test_slots_in_turns_and_problems_are_those_of_the_times() -> None:
     times.problem_in_turns = "it has no room"
     found = MachineAllocator([pool], times, demand_of()).estimates(PlanGoal())
     assert not [one for one in found if one.split.takes_turns]
+
+
+def test_an_engine_in_turns_takes_its_share_in_turns() -> None:
+    machines = {"a": {"hardware": "H100", "devices": 4}}
+    spec = make_spec(
+        model={"dtype": "bfloat16"}, trainer=ZERO | {"ranks": 4}, generator={"slots": 4},
+        placement={"kind": "colocated", "generators": 4, "machines": machines},
+    )  # fmt: skip
+    times = TableTimes(spec, SEVEN_B, demand_of())
+    assert times.most_slots("H100", 1) > times.slots_in_turns("H100", 1) > 4  # the run file's slots fit
+    inputs = PlanningInputs(spec, pools_of(spec.placement), times, LENGTHS, demand_of())
+    slower = SlowerEngines(times, 1.5)
+    found = [given_split(inputs)]
+    for source in (times, slower):
+        allocator = MachineAllocator(inputs.pools, source, demand_of())
+        found += [one.split for one in allocator.estimates(PlanGoal()) if one.split.takes_turns]
+    assert len(found) > 4
+    for split in [*found, *(with_slots(one, times, 0.5) for one in found)]:
+        for kind, _ in split.generators:
+            room = kind.engine.room
+            assert room is not None and room.taken == pytest.approx(SHARE_IN_TURNS * 80 * GIB_BYTES)
+            row = cast(list[dict[str, dict[str, float]]], split_row(split)["generators"])[0]
+            assert row["memory"]["device_gib"] == 36
+    apart = MachineAllocator(inputs.pools, times, demand_of(), may_take_turns=False).estimates(PlanGoal())
+    kinds = [kind for one in apart for kind, _ in one.split.generators]
+    assert all(kind.engine.room and kind.engine.room.taken == 72 * GIB_BYTES for kind in kinds)
+    assert times.room_in_turns(CPU, 1) is None  # processes share main memory
+    assert table_of(gpu_memory=0.3).room_in_turns("H100", 1) == table_of(gpu_memory=0.3).engine_room(
+        "H100", 1
+    )
 
 
 def test_a_run_file_in_turns_without_room_is_refused() -> None:

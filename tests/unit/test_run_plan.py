@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.planning.allocating import PlanGoal
-from flows.planning.machine_pools import PlanError
-from flows.planning.step_estimate import IterationDemand
+from flows.planning.machine_pools import MachinePool, PlanError
+from flows.planning.stage_times import LearnerTimes
+from flows.planning.step_estimate import GeneratorKind, IterationDemand, MachineSplit, TrainerKind
 from flows.planning.workload import LogNormalLengths, Workload
 from flows.plans.asked_simulation import asked_row, generators_words, simulate_asked
 from flows.plans.drawn_factors import drawn_factors
@@ -32,7 +33,7 @@ from schemas.loading import load_run_file
 from schemas.runspec import RunSpec
 from tests.factories import make_spec
 from tests.harness import ROOT
-from tests.planning import LINK, TableOfTests, plan_folder, pool_of
+from tests.planning import LINK, TableOfTests, engine_of, plan_folder, pool_of
 
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
@@ -335,12 +336,16 @@ def test_settings_leave_no_generator_at_a_site_that_is_not_used(made: RunPlan, r
     )
 
 
+def _uneven(split: MachineSplit) -> list[str]:
+    return [line for line in beyond_settings(split) if "streamrl join" not in line]
+
+
 def test_devices_that_no_setting_says_are_said(made: RunPlan) -> None:
     split = made.chosen.split
-    assert beyond_settings(split) == []
+    assert not _uneven(split)
     wide = [(replace(kind, tensor_parallel=4), count) for kind, count in split.generators]
     alike = replace(split, generators=tuple(wide))
-    assert beyond_settings(alike) == []
+    assert not _uneven(alike)
     settings = plan_settings(replace(made, chosen=replace(made.chosen, split=alike)))
     assert settings["generator.tensor_parallel"] == 4
     stretched = made.spec.generator.model_copy(update={"pipeline_parallel": 2})
@@ -359,8 +364,70 @@ def test_devices_that_no_setting_says_are_said(made: RunPlan) -> None:
         for kind, count in split.generators
     ]
     cores = replace(split, generators=tuple(on_cpu))
-    assert beyond_settings(cores) == []
+    assert not _uneven(cores)
     assert plan_settings(replace(made, chosen=replace(made.chosen, split=cores)))["generator.threads"] == 4
+
+
+def _divided(
+    made: RunPlan, trains: tuple[MachinePool, int], *generators: tuple[MachinePool, int, int], **more: object
+) -> tuple[dict[str, object], list[str]]:
+    """Return settings and further lines of a plan. `generators`: where, how many, and devices of each."""
+    learner = TrainerKind(trains[0], LearnerTimes(1e-4), trains[1])
+    kinds = tuple((GeneratorKind(pool, engine_of(8), each), count) for pool, count, each in generators)
+    turns = bool(more.pop("takes_turns", False))
+    split = MachineSplit(learner, kinds, 1.0, takes_turns=turns)
+    spec = make_spec(**more)
+    found = plan_settings(replace(made, spec=spec, chosen=replace(made.chosen, split=split)))
+    return found, beyond_settings(split)
+
+
+def test_a_run_starts_only_the_generators_on_the_trainers_machine(made: RunPlan) -> None:
+    one, two = pool_of("a", 1, 8), pool_of("a", 2, 8)
+    found, lines = _divided(made, (one, 4), (one, 2, 2))
+    assert (found["placement.generators"], lines) == (2, [])
+    found, lines = _divided(made, (one, 8), (one, 4, 2), takes_turns=True)
+    assert (found["placement.generators"], lines) == (4, [])
+    found, lines = _divided(made, (two, 8), (two, 4, 2))
+    assert found["placement.generators"] == 0
+    assert lines == ["on one further machine of a: streamrl join RUN --generators 4"]
+    other = pool_of("b", 4, 8, trains=False)
+    found, lines = _divided(made, (one, 4), (one, 2, 2), (other, 11, 2))
+    assert found["placement.generators"] == 2
+    assert lines == [
+        "on each of 2 machines of b: streamrl join RUN --generators 4",
+        "on one machine of b: streamrl join RUN --generators 3",
+    ]
+    cores = pool_of("a", 2, 8, hardware="CPU")
+    found, lines = _divided(made, (cores, 8), (cores, 7, 2))  # they share the trainer's cores
+    assert found["placement.generators"] == 4
+    assert lines == ["on one further machine of a: streamrl join RUN --generators 3"]
+
+
+def test_ranks_that_the_trainers_machine_has_no_room_for_are_elsewhere(made: RunPlan) -> None:
+    pool = pool_of("a", 4, 4)
+    found, lines = _divided(made, (pool, 12), (pool, 2, 2))
+    assert (found["trainer.ranks"], found["placement.ranks.elsewhere"]) == (12, 8)
+    assert lines[0] == "on each of 2 further machines of a: streamrl join RUN --ranks 4"
+    assert "placement.ranks.address" in lines[1]
+    assert lines[2:] == ["on one further machine of a: streamrl join RUN --generators 2"]
+    assert "placement.ranks.elsewhere" not in _divided(made, (pool, 4), (pool, 2, 2))[0]
+    file = {"trainer": {"learner": "deepspeed", "ranks": 8}, "placement": {"ranks": {"elsewhere": 4}}}
+    found, _ = _divided(made, (pool, 4), (pool, 2, 2), **file)
+    assert (found["trainer.ranks"], found["placement.ranks.elsewhere"]) == (4, 0)
+    cores = pool_of("a", 2, 8, hardware="CPU")
+    found, lines = _divided(made, (cores, 16), (cores, 2, 1), trainer={"threads": 2})
+    assert (found["trainer.ranks"], found["placement.ranks.elsewhere"]) == (8, 4)
+    assert "divide these --ranks by trainer.threads" in lines[1]
+
+
+def test_machines_of_a_site_are_elsewhere(made: RunPlan) -> None:
+    near, far = pool_of("a", 1, 4), pool_of("b", 2, 4, site="far", trains=False, link=LINK)
+    for is_said in (False, True):
+        placement = {"sites": {"far": {"elsewhere": is_said}}}
+        found, lines = _divided(made, (near, 4), (far, 8, 1), placement=placement)
+        assert found["placement.generators"] == 0 and found["placement.sites.far.generators"] == 8
+        assert found.get("placement.sites.far.elsewhere", is_said) is True
+        assert lines == ["on each of 2 machines of b: streamrl join RUN --site far --generators 4"]
 
 
 def test_a_model_that_no_budget_holds(run_file: Path) -> None:
