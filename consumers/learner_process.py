@@ -17,6 +17,7 @@ from consumers.ranks.choose_learner import learner_of
 from consumers.timed_training import CallTable, StepSeconds, TimedTraining, VersionPut
 from infra.errors import Explained
 from infra.stores.opening import open_store
+from infra.supervise.argument_file import read_argument
 from schemas.importing import said
 from schemas.runspec import RunSpec
 
@@ -104,7 +105,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def main() -> None:
     """Obey orders until the other end is closed."""
-    options = msgspec.json.decode(sys.argv[1], type=LearnerOptions)
+    options = msgspec.json.decode(read_argument(sys.argv[1]), type=LearnerOptions)
     link = Connection(int(sys.argv[2]))
     try:
         serve_orders(link, options)

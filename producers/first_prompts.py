@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
+from infra.supervise.argument_file import read_argument
 from producers.chat import load_tokenize_prompt, tokens_of
 from producers.tasks import TaskError, load_problems
 from producers.tokenizing import TokenizerError
@@ -46,7 +47,7 @@ class PromptsFound(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Read the problems, and send their prompts."""
-    asked = msgspec.json.decode(sys.argv[1], type=PromptsAsked)
+    asked = msgspec.json.decode(read_argument(sys.argv[1]), type=PromptsAsked)
     try:
         found = PromptsFound(prompts=first_prompts(asked))
     except (TaskError, TokenizerError) as error:

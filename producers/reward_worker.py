@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from infra.supervise.argument_file import read_argument
 from producers.tasks import Reward, TaskError, load_reward, parts_of
 from schemas.importing import said
 from schemas.runspec import TaskSection
@@ -23,7 +24,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
-        reward = load_reward(TaskSection.model_validate_json(sys.argv[1]))
+        reward = load_reward(TaskSection.model_validate_json(read_argument(sys.argv[1])))
     except TaskError as error:
         answers.write(json.dumps({"error": str(error)}) + "\n")
         sys.exit(2)

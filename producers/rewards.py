@@ -21,6 +21,7 @@ from typing import Any
 
 from infra.code import module
 from infra.credentials import without_credentials
+from infra.supervise.argument_file import argument_file
 from infra.supervise.children import kill, start_child, used_s
 from producers.tasks import TaskError
 from schemas.runspec import TaskSection
@@ -56,10 +57,11 @@ class _Worker:
 
     def open(self) -> _Worker:
         """Start the process. Return itself."""
-        self.process = start_child(
-            [sys.executable, "-m", module("producers.reward_worker"), self._task.model_dump_json()],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=without_credentials(), close_fds=True,
-        )  # fmt: skip
+        with argument_file(self._task.model_dump_json().encode()) as said:
+            self.process = start_child(
+                [sys.executable, "-m", module("producers.reward_worker"), str(said)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=without_credentials(), pass_fds=[said],
+            )  # fmt: skip
         assert self.process.stdin is not None and self.process.stdout is not None
         self.jobs_pipe, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
         os.set_blocking(self.jobs_pipe, False)

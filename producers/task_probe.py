@@ -1,6 +1,6 @@
 """A process that tries out a user's task: imports it, reads its first problems, and scores one completion.
 
-    argv 1  a ProbeRequest, as JSON
+    argv 1  a file descriptor of a ProbeRequest, as JSON (`infra.supervise.argument_file`)
     argv 2  a file descriptor for the findings, one JSON line each:
             {"pid", "doing"}                  the check that begins now, so that the reader can name it
             {"pid", "thing", "said", "wrong", "noted"} a finding
@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from infra.errors import Explained
+from infra.supervise.argument_file import read_argument
 from producers.chat import load_tokenize_prompt, tokens_of
 from producers.problems import Problem, TaskError
 from producers.tasks import Reward, first_problems, load_reward, parts_of
@@ -58,7 +59,7 @@ class _Answers:
 def main() -> None:
     """Run all checks and report each finding. One broken part does not keep the others from being checked."""
     answers = _Answers(int(sys.argv[2]))
-    job = ProbeRequest.model_validate_json(sys.argv[1])
+    job = ProbeRequest.model_validate_json(read_argument(sys.argv[1]))
     reward = _reward(job, answers)
     problems = [problem for split in job.splits for problem in _problems(job, split, answers)]
     if problems and job.tokenizer:

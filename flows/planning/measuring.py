@@ -34,6 +34,7 @@ from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
 from infra.code import module
 from infra.credentials import without_credentials
+from infra.supervise.argument_file import argument_file
 from infra.supervise.children import kill, start_child
 from infra.supervise.team import worker_environment
 from producers.engines.engine import DrawnAnswer
@@ -173,13 +174,11 @@ def read_prompts(spec: RunSpec, model: str) -> list[FirstPrompt]:
     link, theirs = Pipe()
     asked = PromptsAsked(spec=spec.model_dump_json(), model=model, count=wanted)
     env = {**without_credentials(worker_environment()), **environment("feeder", spec)}
-    process = start_child(
-        [
-            sys.executable, "-m", module("producers.first_prompts"), msgspec.json.encode(asked).decode(),
-            str(theirs.fileno()),
-        ],
-        pass_fds=[theirs.fileno()], env=env,
-    )  # fmt: skip
+    with argument_file(msgspec.json.encode(asked)) as said:
+        process = start_child(
+            [sys.executable, "-m", module("producers.first_prompts"), str(said), str(theirs.fileno())],
+            pass_fds=[said, theirs.fileno()], env=env,
+        )  # fmt: skip
     theirs.close()
     try:
         if not link.poll(spec.deadlines.start_s):

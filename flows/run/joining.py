@@ -87,7 +87,7 @@ def joining(
     wanted = DealtGpus((), ranks.trainer + ranks.engine, shared=shared, each=each)
     with ExitStack() as unless_all_is_well:
         claims = unless_all_is_well.enter_context(GpuClaims())
-        gpus = claims.deal(wanted, generators)
+        gpus = claims.deal(wanted, generators, launched=launched_as(ranks.trainer))
         here = _here(record, at, model, reward, progress) if generators else []
         found = on_gpus([replace(one, argv=[*one.argv, *here]) for one in found], gpus.for_generator)
         found += _training(ranks.trainer, record, places, gpus, model, first)
@@ -134,7 +134,8 @@ def _training(
     count: int, record: RunRecord, places: Places, gpus: DealtGpus, model: str | None, first: int
 ) -> list[Worker]:
     """Return ranks of the trainer for this machine."""
-    shown = {} if launched_as(count) else replace(gpus, ranks=count).for_ranks()  # a launcher shows it one
+    # a rank with a launcher takes the GPU of its number, of those that the launcher shows
+    shown = {} if launched_as(count) else replace(gpus, ranks=count).for_ranks()
     there = ["--model", str(Path(model).resolve())] if model else []
     found = [with_env(one, shown) for one in far_ranks(count, record, places, first=first)]
     return [replace(one, argv=[*one.argv, *there]) for one in found]

@@ -7,7 +7,8 @@ starting ──► running ──► ended with 0: done
                ├────► of an error that lasts: as after too many deaths, at once
                └────► more than `placement.restarts` times within an hour, or the same error twice in a row:
                         trainer, feeder: the run fails
-                        generator, relay: left out for a while; the run goes on while anyone makes samples
+                        generator, relay, rank: left out for a while; the run goes on while anyone makes
+                        samples, and a join without generators while one of its processes is not left out
 
 A generator may be added at any time, or retired: then it ends in an orderly way, and is not started again.
 """
@@ -180,16 +181,21 @@ class RunProcesses:
             )
 
     def check(self, others: Callable[[], bool] = lambda: False) -> None:
-        """Raise RunFailed if nobody can make samples. `others`: whether generators elsewhere are heard."""
-        own = self._own_generators
-        if own and all(member.left_out for member in own) and not self._alive(own) and not others():
-            first = own[0]
-            if first.lasting and len({member.lasting for member in own}) == 1:
+        """Raise RunFailed if nobody can make samples, or if all that was started here is left out.
+
+        `others`: whether generators elsewhere are heard.
+        """
+        some, who, lost = self._own_generators, "generators", "no samples can be made"
+        if not any(member.needed or member.worker.role == GENERATOR for member in self._members.values()):
+            some, who, lost = list(self._members.values()), "processes", "nothing goes on here"
+        if some and all(member.left_out for member in some) and not self._alive(some) and not others():
+            first = some[0]
+            if first.lasting and len({member.lasting for member in some}) == 1:
                 assert first.log is not None
-                who = first.worker.name if len(own) == 1 else f"all {len(own)} generators"
-                raise LastingFailure(_paragraph(who, first.lasting, first.log))
-            stories = "\n".join(dict.fromkeys(member.left_out for member in own[:3]))
-            raise RunFailed(f"no samples can be made: all {len(own)} generators are left out: {stories}")
+                named = first.worker.name if len(some) == 1 else f"all {len(some)} {who}"
+                raise LastingFailure(_paragraph(named, first.lasting, first.log))
+            stories = "\n".join(dict.fromkeys(member.left_out for member in some[:3]))
+            raise RunFailed(f"{lost}: all {len(some)} {who} are left out: {stories}")
         for text in self._unsaid:  # not if the run ends: then the error says it
             self._say(text)
         self._unsaid.clear()

@@ -6,6 +6,7 @@ the run itself has started is never stopped from here.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from flows.balancing.keeper import BalanceBook, BalanceKeeper
 from flows.balancing.side_times import SideTimes
 from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
 from flows.run.gpu_claims import GpuClaims
-from flows.run.joining import join_logs, joining
+from flows.run.joining import join_logs, joining_generator
 from flows.run.request import RunFailed
 from flows.run.run_end import RunEnd
 from flows.run.supervision import RunProcesses
@@ -48,20 +49,20 @@ class JoinedGenerators:
 
     acts = True
 
-    def __init__(self, crew: RunProcesses, record: RunRecord, store: str) -> None:
-        self._crew, self._record, self._store = crew, record, store
-        self._claims: dict[str, GpuClaims] = {}  # by the name of a generator; they end with this process
+    def __init__(self, crew: RunProcesses, record: RunRecord, store: str, claims: GpuClaims) -> None:
+        self._crew, self._record, self._store, self._claims = crew, record, store, claims
+        self._places: dict[str, int] = {}  # by the name of a generator: which of the claimed GPUs it has
 
     def grow(self) -> None:
         """Start one, with a number that no other generator has."""
-        for gone in self._claims.keys() - set(self._crew.names):
-            self._claims.pop(gone).close()
+        there = set(self._crew.names)
+        self._places = {name: place for name, place in self._places.items() if name in there}
+        place = next(one for one in itertools.count() if one not in self._places.values())
         try:
-            joined = joining(self._record.id, store=self._store, generators=1)
+            fresh = joining_generator(self._record, self._store, self._claims, place)
         except Explained as error:
             raise CannotChange(f"no generator can join from here: {error}") from error
-        (fresh,) = joined.workers
-        self._claims[fresh.name] = joined.claims
+        self._places[fresh.name] = place
         self._crew.add(fresh)
 
     def shrink(self) -> None:
@@ -129,10 +130,11 @@ def keep_balanced(
     """
     book, found = BalanceBook(record), list[BalanceRecord]()
     with ExitStack() as stack:
-        team = Team(join_logs(record))
+        claims = stack.enter_context(GpuClaims())
+        team = Team(join_logs(record), holds=claims.descriptors)
         crew = RunProcesses(team, [], restarts=record.spec.placement.restarts, say=say)
         keeper = BalanceKeeper(
-            record.spec, rule, _staff(record, rule, crew, store, called), book.write, book.read(),
+            record.spec, rule, _staff(record, rule, crew, store, claims, called), book.write, book.read(),
             run=record.id, decided_by=decided_by, say=say, since=time.time(),
         )  # fmt: skip
         stack.enter_context(team)
@@ -150,13 +152,14 @@ def keep_balanced(
 
 
 def _staff(
-    record: RunRecord, rule: BalanceSection, crew: RunProcesses, store: str, called: Staff | None
-) -> Staff:
+    record: RunRecord, rule: BalanceSection, crew: RunProcesses, store: str, claims: GpuClaims,
+    called: Staff | None,
+) -> Staff:  # fmt: skip
     if rule.dry:
         return NoGenerators()
     if called is not None:
         return called
-    return JoinedGenerators(crew, record, store)
+    return JoinedGenerators(crew, record, store, claims)
 
 
 def _is_over(view: RunView) -> bool:

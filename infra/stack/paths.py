@@ -8,7 +8,7 @@
 ├── prefect          PREFECT_HOME
 ├── prometheus       RUN.json, the address of a run's figures
 ├── turns            RUN.wanted and RUN.working, the locks of a colocated run
-├── gpus             NAME.lock, for each GPU that a command has claimed
+├── gpus/BOOT        NAME.lock, for each GPU of a machine that a command has claimed
 ├── logs             NAME.log
 └── run              NAME.json, NAME.port, credentials (0700)
 """
@@ -17,6 +17,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.boot_id import boot_id
 from infra.files.private import make_private
 
 HOME_NAME = ".streamrl"
@@ -69,7 +70,7 @@ class StackPaths:
 
     @property
     def gpus(self) -> Path:
-        return self.home / "gpus"
+        return self.home / "gpus" / boot_id()  # machines may share a home, and each has a GPU 0
 
     @property
     def logs(self) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from infra.boot_id import boot_id
 from infra.files.ends import tail
 from infra.files.private import make_private
 from infra.stack.stack_errors import Cancelled, ToolFailed, ToolMissing, WouldNotStop
@@ -23,7 +24,6 @@ SERVICE_VARIABLE = "STREAMRL_SERVICE"
 # State files of older releases have only the pid and the time of birth. That time is computed from the boot
 # time, which moves when the clock is set.
 BIRTH_TOLERANCE_S = 2.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _START_TICKS = 19  # place in /proc/PID/stat, counted from the field behind the name
 
 # Our own children must be waited for when they end, or they stay as zombies while this process lives.
@@ -75,7 +75,7 @@ def _birth(pid: int) -> str:
     try:
         # The name in brackets may hold blanks and brackets: what we need is behind the last bracket.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return f"{_BOOT_ID.read_text().strip()} {fields[_START_TICKS]}"
+        return f"{boot_id()} {fields[_START_TICKS]}"
     except (OSError, IndexError):
         return ""
 

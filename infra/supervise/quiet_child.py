@@ -12,6 +12,7 @@ from multiprocessing import Pipe
 import msgspec
 
 from infra.code import module
+from infra.supervise.argument_file import argument_file
 from infra.supervise.children import kill, start_child
 from schemas.shortening import printable
 
@@ -23,7 +24,7 @@ class ChildEnded(Exception):
 
 
 class QuietChild:
-    """A module of ours as a process; its arguments are `options`, as JSON, and its end of the pipe."""
+    """A module of ours as a process. Its arguments are descriptors: a file with `options`, and a pipe."""
 
     def __init__(self, name: str, options: msgspec.Struct, env: Mapping[str, str] | None = None) -> None:
         """`env`: variables besides those of this process."""
@@ -33,14 +34,12 @@ class QuietChild:
         """Start the process. Return itself."""
         self._link, theirs = Pipe()
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115, closed in close
-        argv = [
-            sys.executable, "-m", module(self._name), msgspec.json.encode(self._options).decode(),
-            str(theirs.fileno()),
-        ]  # fmt: skip
-        self._process = start_child(
-            argv, pass_fds=[theirs.fileno()], env={**os.environ, **self._env},
-            stdout=self._printed, stderr=self._printed,
-        )  # fmt: skip
+        with argument_file(msgspec.json.encode(self._options)) as said:
+            self._process = start_child(
+                [sys.executable, "-m", module(self._name), str(said), str(theirs.fileno())],
+                pass_fds=[said, theirs.fileno()], env={**os.environ, **self._env},
+                stdout=self._printed, stderr=self._printed,
+            )  # fmt: skip
         theirs.close()
         return self
 

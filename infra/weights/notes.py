@@ -16,9 +16,9 @@ import time
 import uuid
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from infra.boot_id import boot_id
 from infra.stores.store import Missing, Store
 
 _CLOCKS = 8  # clocks whose notes are kept
@@ -34,7 +34,7 @@ def now() -> float:
 def clock() -> str:
     """Return a name for the clock of `now`: the id of this start of this machine."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot_id()
     except OSError:
         return uuid.uuid4().hex  # then each process has a clock of its own
 

@@ -25,6 +25,7 @@ import msgspec
 from msgspec.structs import replace
 
 from infra.errors import Explained
+from infra.supervise.argument_file import read_argument
 from infra.weights.patch import read_patch
 from producers.engines import engine_end
 from producers.engines.engine import (
@@ -96,7 +97,7 @@ def main() -> None:
 
 def link_and_engine() -> tuple[Connection, Callable[[], LocalEngine]]:
     """Return the connection of an engine process, and what makes the engine, by its arguments."""
-    options = msgspec.json.decode(sys.argv[1], type=EngineOptions)
+    options = msgspec.json.decode(read_argument(sys.argv[1]), type=EngineOptions)
     spec = RunSpec.model_validate_json(options.spec)
     link = int(sys.argv[2])
     os.set_inheritable(link, False)  # the generator hears of our end by it, and not of that of our children

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from infra.code import child_environment, module
+from infra.supervise.argument_file import argument_file
 from infra.supervise.children import inherited_descriptors, kill, start_child
 from producers.engines.engine_messages import EngineOptions, Ready
 from producers.engines.far_machine import FarMachine
@@ -121,14 +122,12 @@ def start_rank(options: RankOptions, more: list[int]) -> subprocess.Popen[bytes]
 
     It gets the descriptors of its connections, and `more` of them.
     """
-    return start_child(
-        [
-            sys.executable, "-m", module("producers.engines.rank_process"),
-            msgspec.json.encode(options).decode(),
-        ],
-        pass_fds=[options.acts, options.beside, *more],
-        env=child_environment(),
-    )  # fmt: skip
+    with argument_file(msgspec.json.encode(options)) as said:
+        return start_child(
+            [sys.executable, "-m", module("producers.engines.rank_process"), str(said)],
+            pass_fds=[said, options.acts, options.beside, *more],
+            env=child_environment(),
+        )
 
 
 def connections(options: RankOptions) -> tuple[Connection, Connection]:

@@ -13,6 +13,7 @@ import torch
 
 from infra import choices
 from infra.errors import Explained
+from infra.supervise.argument_file import read_argument
 from infra.weights.patch import read_patch
 from infra.weights.slices import Slicing
 from producers.engines.engine import LocalEngine
@@ -38,7 +39,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def main() -> None:
     """Serve rank 0 until it closes the connection."""
-    options = msgspec.json.decode(sys.argv[1], type=RankOptions)
+    options = msgspec.json.decode(read_argument(sys.argv[1]), type=RankOptions)
     acts, beside = connections(options)
 
     def serve(link: Connection, engine: LocalEngine) -> None:

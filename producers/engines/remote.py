@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from infra.code import module
+from infra.supervise.argument_file import argument_file
 from infra.supervise.children import kill, start_child
 from infra.weights.patch import PatchFile
 from producers.engines.engine import DrawnAnswer, EngineError, Installed, Pace, SampleRequest
@@ -71,13 +72,14 @@ class RemoteEngine:
     def open(self) -> RemoteEngine:
         """Start the engine process. Return itself."""
         self._link, theirs = Pipe()
-        self._process = start_child(
-            [
-                sys.executable, "-m", module("producers.engines.engine_process"),
-                msgspec.json.encode(self._options).decode(), str(theirs.fileno()),
-            ],
-            pass_fds=[theirs.fileno(), *self._inherits],
-        )  # fmt: skip
+        with argument_file(msgspec.json.encode(self._options)) as said:
+            self._process = start_child(
+                [
+                    sys.executable, "-m", module("producers.engines.engine_process"), str(said),
+                    str(theirs.fileno()),
+                ],
+                pass_fds=[said, theirs.fileno(), *self._inherits],
+            )  # fmt: skip
         theirs.close()
         self._reader.start()
         return self

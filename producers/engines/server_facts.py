@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from infra.boot_id import boot_id
+
 CONTRACT = 2  # of the two ends; another number is refused
 BACKEND = "streamrl"  # the name in the server's --weight-transfer-config
 ID_PREFIX = "generate-tokens-"  # vLLM puts it before a request's id
@@ -61,8 +63,7 @@ class WeightsState(msgspec.Struct, frozen=True, kw_only=True):
 
 def this_machine() -> str:
     """Return a name that two processes share if each sees the other's files below /proc."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return f"{boot_id()} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def answer_to(kind: type[msgspec.Struct], said: object) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
+from infra.supervise.argument_file import read_argument
 from infra.weights.patch import Patch
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.engine_process import answer
@@ -98,7 +99,7 @@ class CountingRank:
 
 
 def main() -> None:
-    options = msgspec.json.decode(sys.argv[1], type=RankOptions)
+    options = msgspec.json.decode(read_argument(sys.argv[1]), type=RankOptions)
     acts, beside = connections(options)
 
     def serve(link: Any, engine: Any) -> None:

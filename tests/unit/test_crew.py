@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker
+from flows.run.commands import ENGINE_RANKS, FEEDER, GENERATOR, RANK, RELAY, TRAINER, Worker
 from flows.run.request import LastingFailure, RunFailed
 from flows.run.supervision import RunProcesses
 from infra.roles.entry import LASTING, REPLACED
@@ -280,3 +280,62 @@ def test_errors_of_generators_that_differ_are_each_said_once(crew: RunProcesses,
     with pytest.raises(RunFailed, match=r"no samples can be made") as caught:
         crew.check()
     assert str(caught.value).count(WRONG_TASK) == str(caught.value).count("no such model") == 1
+
+
+NO_GPU = "--engine-ranks: 2 ranks of an engine need a GPU each, and this machine shows 1"
+NOT_NEEDED = "waited 600 s for the generator to need ranks without progress"
+
+
+def joined(team: FakeTeam, clock: Clock, said: list[str], *roles: str) -> RunProcesses:
+    workers = [Worker(f"{role}-{number}", role, [], {}) for number, role in enumerate(roles)]
+    crew = RunProcesses(team, workers, restarts=2, say=said.append, clock=clock)  # type: ignore[arg-type]
+    crew.start()
+    return crew
+
+
+@pytest.mark.parametrize("role", [RANK, ENGINE_RANKS, RELAY])
+def test_what_joined_without_generators_ends_by_an_error_that_lasts(
+    role: str, team: FakeTeam, clock: Clock, said: list[str]
+) -> None:
+    crew = joined(team, clock, said, role)
+    crew.check()
+    dies(crew, team, f"{role}-0", code=LASTING, error=NO_GPU)
+    with pytest.raises(LastingFailure) as caught:
+        crew.check()
+    assert str(caught.value).startswith(f"{NO_GPU}\n({role}-0 ended by this error") and not said
+
+
+def test_ranks_alone_end_when_nobody_needs_them_again_and_again(
+    team: FakeTeam, clock: Clock, said: list[str]
+) -> None:
+    crew = joined(team, clock, said, ENGINE_RANKS)
+    for _ in range(3):
+        crew.check()
+        clock.now += 605.0
+        dies(crew, team, "engine_ranks-0", code=1, error=NOT_NEEDED)
+        crew.start_again()
+    with pytest.raises(RunFailed, match=r"nothing goes on here: all 1 processes .* 3 times .*need ranks"):
+        crew.check()
+
+
+def test_ranks_alone_end_only_when_all_are_left_out(team: FakeTeam, clock: Clock, said: list[str]) -> None:
+    crew = joined(team, clock, said, RANK, RANK)
+    dies(crew, team, "rank-0", code=LASTING, error=NO_GPU)
+    crew.check()
+    assert len(said) == 1 and "rank-0 is left out" in said[0]
+    clock.now += 600.0
+    crew.start_again()  # rank-0 is tried again
+    dies(crew, team, "rank-1", code=LASTING, error=NO_GPU)
+    crew.check()
+    dies(crew, team, "rank-0", code=LASTING, error=NO_GPU)
+    with pytest.raises(LastingFailure, match=r"\(all 2 processes ended by this error"):
+        crew.check()
+
+
+def test_ranks_of_a_run_that_makes_samples_here_do_not_end_it(
+    team: FakeTeam, clock: Clock, said: list[str]
+) -> None:
+    crew = joined(team, clock, said, RANK, GENERATOR)
+    dies(crew, team, "rank-0", code=LASTING, error=NO_GPU)
+    crew.check()
+    assert crew.left_out and team.running == {"generator-1": 2}

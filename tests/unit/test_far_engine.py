@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import struct
@@ -43,6 +44,7 @@ from producers.engines.far_machine import FarMachine, room_for
 from producers.engines.far_messages import LinkHello, MachineHello, PatchTaken, StartRanks
 from producers.engines.known_layout import no_pickles
 from producers.engines.leading_rank import LeadingRank
+from producers.engines.other_engine_ranks import RankOptions
 from producers.engines.rank_marks import RankMarks
 from producers.engines.rank_meeting import FarMeeting, LocalMeeting
 from producers.engines.rank_team import RankTeam
@@ -55,6 +57,7 @@ LOG = logging.getLogger("streamrl.test")
 RANKS = 4
 MEETING = FarMeeting("127.0.0.1", 1, "127.0.0.1", [0, 1])
 SPEC = make_spec(generator={"tensor_parallel": RANKS}, placement={"engine_ranks": {"elsewhere": 2}})
+STARTED: dict[int, RankOptions] = {}  # by process id
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that need no model."""
 
     def fake(command: list[str], **how: Any) -> Any:
-        return start_child([*command[:2], "tests.fakes.counting_rank", *command[3:]], **how)
+        process = start_child([*command[:2], "tests.fakes.counting_rank", *command[3:]], **how)
+        STARTED[process.pid] = msgspec.json.decode(os.pread(int(command[3]), 1 << 20, 0), type=RankOptions)
+        return process
 
     monkeypatch.setattr(other_engine_ranks, "start_child", fake)
 
@@ -149,8 +154,8 @@ def made(tmp_path: Path, tiny: Path) -> Iterator[Callable[..., Made]]:
 
 def ranks_of_machines() -> list[psutil.Process]:
     """Ranks of engines that have some on other machines: all are children of this process."""
-    said = '"type":"far"'
-    return [one for one in psutil.Process().children() if any(said in word for word in words_of(one))]
+    far = {pid for pid, options in STARTED.items() if isinstance(options.meeting, FarMeeting)}
+    return [one for one in psutil.Process().children() if one.pid in far and words_of(one)]
 
 
 def request(number: int, tokens: int = 4) -> SampleRequest:
@@ -207,7 +212,7 @@ def test_a_killed_far_rank_is_named_and_the_machine_comes_back(made: Callable[..
     engine, team = one.engine()
     far = {other.number for other in team._others if other.place == "on 127.0.0.1"}
     assert far == {2, 3}
-    victim = next(process for process in ranks_of_machines() if '"number":3' in str(words_of(process)))
+    victim = next(process for process in ranks_of_machines() if STARTED[process.pid].number == 3)
     victim.send_signal(signal.SIGKILL)
     with pytest.raises(EngineError, match=r"rank 3 of the engine \(on 127.0.0.1\) ended with status -9"):
         while True:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from flows.balancing.staff import CannotChange
 from flows.planning import measuring
-from flows.run import checks, gpu_claims, joining
+from flows.run import checks, gpu_claims, joining, watching_balance
 from flows.run.checks import problems_of
-from flows.run.commands import GENERATOR, TRAINER, workers
+from flows.run.commands import GENERATOR, TRAINER, Worker, workers
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
 from flows.run.request import RunFailed
+from flows.run.watching_balance import JoinedGenerators, keep_balanced
 from infra.gpus import VISIBLE, visible_gpus
 from infra.stack import doctor
 from infra.stack.doctor import Check
+from schemas.balancing import BalanceSection
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec
 
@@ -163,12 +171,109 @@ def test_a_command_passes_over_gpus_of_others(monkeypatch: pytest.MonkeyPatch) -
             GpuClaims().deal(alone, 1)
         with pytest.raises(RunFailed, match=r"need 3 GPUs, .* 2 free ones \(0, 1\), beside"):
             run.deal(two, 2)
-        assert len(run.descriptors) == 2, "it keeps those that it has"
+        assert run.deal(two, 1).gpus == ("0", "1"), "it keeps those that it has"
         first.close()
         assert run.deal(two, 2).for_generator(1) == {VISIBLE: "2"}, "it grows, and the others stay in place"
         assert run.deal(two, 1).for_generator(0) == {VISIBLE: "1"}
     with GpuClaims() as after:
         assert after.deal(two, 3).gpus == ("0", "1", "2", "3")
+
+
+@contextmanager
+def guard(descriptors: Sequence[int]) -> Iterator[None]:
+    process = subprocess.Popen(["sleep", "600"], pass_fds=descriptors)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_guard_holds_gpus_that_are_claimed_after_its_start(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flow that is killed leaves processes on all its GPUs for some seconds."""
+    have(monkeypatch, *"012")
+    run, alone = GpuClaims(), DealtGpus(())
+    run.deal(replace(alone, shared=shared), 1)
+    with GpuClaims() as other:
+        with guard(run.descriptors):
+            run.deal(replace(alone, shared=shared), 2)
+            run.close()  # as if the flow were killed
+            assert other.deal(alone, 1).for_generator(0) == {VISIBLE: "2"}
+            with pytest.raises(RunFailed, match=r"beside those that other commands use \(0, 1\)"):
+                other.deal(alone, 2)
+        assert other.deal(alone, 3).gpus == ("2", "0", "1")
+
+
+def test_a_rank_with_a_launcher_claims_the_gpu_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, *"0123")
+    one, alone = DealtGpus((), ranks=1), DealtGpus(())
+    with GpuClaims() as generator, GpuClaims() as third, GpuClaims() as first, GpuClaims() as fourth:
+        generator.deal(alone, 1)
+        assert third.deal(one, 0, launched="2").gpus == ("2",)
+        with pytest.raises(RunFailed, match=r"commands use \(0\).*LOCAL_RANK=0: show it other GPUs"):
+            first.deal(one, 0, launched="0")
+        assert fourth.deal(alone, 2).gpus == ("1", "3")
+
+
+def test_machines_with_one_home_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, "0")
+    with GpuClaims() as here:
+        here.deal(DealtGpus(()), 1)
+        monkeypatch.setattr("infra.stack.paths.boot_id", lambda: "another")
+        with GpuClaims() as there:
+            assert there.deal(DealtGpus(()), 1).gpus == ("0",)
+
+
+def test_gpus_that_are_let_go_of_are_free_though_a_guard_has_their_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    have(monkeypatch, *"01")
+    alone = DealtGpus(())
+    with GpuClaims() as run, GpuClaims() as other, guard(run.descriptors):
+        with pytest.raises(RunFailed, match="need 3 GPUs"):
+            run.deal(alone, 3)
+        assert other.deal(alone, 2).gpus == ("0", "1")
+
+
+def test_generators_that_join_one_by_one_have_gpus_that_the_guard_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crew:
+        def __init__(self) -> None:
+            self.names, self.shown = list[str](), list[str]()
+
+        def add(self, one: Worker) -> None:
+            self.names.append(one.name)
+            self.shown.append(one.env[VISIBLE])
+
+    class Started(Exception):
+        """The guard would start now."""
+
+    def team(logs: Path, holds: Sequence[int]) -> NoReturn:
+        files.update(Path(os.readlink(f"/proc/self/fd/{one}")).name for one in holds)
+        raise Started
+
+    have(monkeypatch, *"012")
+    monkeypatch.setattr(joining, "_here", lambda *_: [])
+    record, crew, files = make_context(make_spec(), tmp_path).record, Crew(), set[str]()
+    with GpuClaims() as claims:
+        staff = JoinedGenerators(crew, record, record.store, claims)  # type: ignore[arg-type]
+        staff.grow()
+        staff.grow()
+        del crew.names[0]  # it has left
+        staff.grow()
+        staff.grow()
+        assert crew.shown == ["0", "1", "0", "2"]
+        with pytest.raises(CannotChange, match=r"no generator can join from here: .* need 4 GPUs"):
+            staff.grow()
+    monkeypatch.setattr(watching_balance, "Team", team)
+    rule = BalanceSection(least=1, most=4)
+    with pytest.raises(Started):
+        keep_balanced(record, rule, store=record.store, say=print, decided_by="a test")
+    assert files == {"0.lock", "1.lock", "2.lock"}
 
 
 def test_a_run_that_grows_keeps_the_order_of_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ class Options(msgspec.Struct):
 
 
 def test_one_that_ends_says_how_with_its_last_lines() -> None:
-    child = QuietChild("json.tool", Options("no such file")).open()  # its first argument names a file
+    child = QuietChild("json.tool", Options("")).open()  # takes its first argument for the name of a file
     try:
-        with pytest.raises(ChildEnded, match=r"(?s)ended with status [12]; its last lines:.*no such file"):
+        with pytest.raises(ChildEnded, match=r"(?s)ended with status [12]; its last lines:.*No such file"):
             child.receive(30)
         child.send(b"too late, and no error")
     finally:
@@ -23,7 +23,7 @@ def test_one_that_ends_says_how_with_its_last_lines() -> None:
 
 
 def test_one_that_says_nothing_in_time_says_nothing() -> None:
-    child = QuietChild("http.server", Options("a number of a port"), {"PYTHONINSPECT": "1"}).open()
+    child = QuietChild("json.tool", Options(""), {"PYTHONINSPECT": "1"}).open()
     try:
         assert child.receive(0) is None
     finally:

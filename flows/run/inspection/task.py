@@ -27,6 +27,7 @@ from flows.run.inspection.finding import Finding
 from infra.code import module
 from infra.credentials import without_credentials
 from infra.hub import advice, cached, is_offline
+from infra.supervise.argument_file import argument_file
 from infra.supervise.children import kill, start_child
 from infra.supervise.lifeline import carrying
 from infra.supervise.team import worker_environment
@@ -87,14 +88,12 @@ class _Probe:
         offline = "1" if self._job.task.dataset else os.environ.get("HF_HUB_OFFLINE", "1")  # as in a run
         environment = without_credentials(worker_environment()) | {name: value, "HF_HUB_OFFLINE": offline}
         try:
-            self._process = start_child(
-                [
-                    sys.executable, "-m", module("producers.task_probe"), self._job.model_dump_json(),
-                    str(theirs),
-                ],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                env=environment, pass_fds=[theirs],
-            )  # fmt: skip
+            with argument_file(self._job.model_dump_json().encode()) as said:
+                self._process = start_child(
+                    [sys.executable, "-m", module("producers.task_probe"), str(said), str(theirs)],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    env=environment, pass_fds=[said, theirs],
+                )  # fmt: skip
         finally:
             os.close(theirs)
         assert self._process.stdout is not None
