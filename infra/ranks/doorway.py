@@ -19,6 +19,7 @@ from infra.ranks.handshake import let_in
 from infra.ranks.rendezvous import Rendezvous
 
 _MOST_AT_ONCE = 64  # connections whose handshake goes on
+_AGAIN_S = 1.0
 
 _Hello = TypeVar("_Hello")
 
@@ -36,6 +37,7 @@ class Doorway(Generic[_Hello]):
         """
         self.host, self._hello, self._took, self._log = host, hello, took, log
         self._handshakes = threading.Semaphore(_MOST_AT_ONCE)
+        self._closed = threading.Event()
 
     def open(self, announce: Callable[[int], Rendezvous]) -> Doorway[_Hello]:
         """Listen. Return itself. `announce`: writes down that ranks are let in at a port, by a new key."""
@@ -50,16 +52,19 @@ class Doorway(Generic[_Hello]):
 
     def close(self) -> None:
         """Stop listening."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
         self._listening.close()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, (address, *_) = self._listening.accept()
-            except OSError:
-                return  # it is closed
+            except OSError as error:  # such as too many open files
+                if not self._closed.wait(_AGAIN_S):
+                    self._log.warning("a connection to %s could not be taken: %s", self.host, error)
+                continue
             if not self._handshakes.acquire(timeout=1.0):
                 connection.close()
                 continue

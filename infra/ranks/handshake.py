@@ -25,6 +25,7 @@ from infra.ranks.frames import FRAME_LENGTH, write_frame
 _GREETING = b"streamrl rank 2\n"
 _NONCE, _DIGEST = 32, 32
 _PATIENCE_S = 10.0  # for the whole handshake: whoever has no key may not stay
+_GREETING_S = 3.0  # for its first bytes, which a rank sends at once
 _LARGEST_HELLO = 4096
 _KEEPALIVE_S, _PROBES = 5, 6  # a machine that vanished is found after about half a minute
 
@@ -67,8 +68,9 @@ def introduce(connection: socket.socket, key: bytes, hello: msgspec.Struct) -> N
 
 def let_in(connection: socket.socket, key: bytes, hello: msgspec.msgpack.Decoder[_Hello]) -> _Hello:
     """Return the first frame of a rank that knows the key. Raise NotLetIn if it does not."""
-    until = time.monotonic() + _PATIENCE_S
-    if _received(connection, len(_GREETING), until) != _GREETING:
+    now = time.monotonic()
+    until = now + _PATIENCE_S
+    if _received(connection, len(_GREETING), now + _GREETING_S) != _GREETING:
         raise NotLetIn("it is no rank")
     theirs, own = _received(connection, _NONCE, until), secrets.token_bytes(_NONCE)
     connection.sendall(own + _digest(key, b"rank 0", theirs, own))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -35,7 +36,7 @@ from consumers.ranks.rank_wire import Accumulate, CommandDone, Working
 from consumers.ranks.trainer_door import TrainerDoor
 from infra.contents import MODEL, contents_of
 from infra.errors import Explained
-from infra.ranks import handshake, rendezvous
+from infra.ranks import doorway, handshake, rendezvous
 from infra.ranks.frames import read_frame, write_frame
 from infra.ranks.handshake import NotLetIn, introduce, let_in, versions
 from infra.ranks.rank_addresses import WrongAddress, interface_of
@@ -269,6 +270,41 @@ def test_only_ranks_of_the_run_come_in(tmp_path: Path, caplog: pytest.LogCapture
     for one in (strange, other, good):
         one.close()
     member.close(1.0)
+
+
+class Refusing:
+    """A listening socket that first finds too many open files."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening, self.refused = listening, 0
+
+    def accept(self) -> Any:
+        if not self.refused:
+            self.refused += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listening.accept()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listening, name)
+
+
+def test_a_door_stays_open_though_a_connection_could_not_be_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorway, "_AGAIN_S", 0.01)
+    plain = socket.create_server
+    monkeypatch.setattr(doorway.socket, "create_server", lambda *a, **k: Refusing(plain(*a, **k)))
+    context = context_of(tmp_path)
+    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
+    at = rendezvous.newest(context.store, context.record)
+    assert at is not None
+    with (
+        socket.create_connection((at.host, at.port)) as good,
+        other_side(lambda: door.members(30.0)) as found,
+    ):
+        introduce(good, bytes.fromhex(at.key), HELLO)
+    assert len(found[0]) == 1 and "could not be taken: [Errno 24] Too many open files" in caplog.text
+    found[0][0].close(1.0)
 
 
 def test_a_rank_that_is_turned_away_is_named_to_whoever_waits(tmp_path: Path) -> None:
