@@ -48,7 +48,8 @@ def _rm(run: str, opened: Store, *, yes: bool, report: bool, topics: bool) -> No
 
     console = out()
     open_bus = (lambda record: connect(record, "streamrl-rm")) if topics else None
-    found = remains(opened, run, open_bus)
+    with console.status(f"looking for run {run}") as shown:
+        found = remains(opened, run, open_bus, shown.update)
     if found.foreign:
         console.print(
             f"the topics {run}.* stay: they are those of the run {run} in {found.foreign}",

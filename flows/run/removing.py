@@ -1,6 +1,7 @@
 """Removes a run: its topics, its objects, and its record last, so that a removal that was killed can go on.
 
-A run that is alive is not removed: one whose processes send heartbeats, or whose report folder a flow holds.
+A run that is alive is not removed: one whose processes send heartbeats, whose flow writes down its state, or
+whose report folder a flow holds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from flows.run.locations import report_folder
 from flows.run.request import RunFailed
+from flows.run.run_state import HEARD_WITHIN_S, is_heard_again, read_state
 from infra.archive.segments import ARCHIVES
 from infra.bus import Bus, Reader
 from infra.files.locks import LockHeld, locked
@@ -53,7 +55,10 @@ class Remains:
         return bool(self.topics or self.objects)
 
 
-def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None) -> Remains:
+def remains(
+    store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Remains:  # fmt: skip
     """Return everything that is left of a run in a store and, with `open_bus`, on its broker.
 
     Raises RunError if `run` is no id, RunFailed if the run is alive.
@@ -74,6 +79,7 @@ def remains(store: Store, run: str, open_bus: Callable[[RunRecord], Bus] | None)
             ) from error
         return Remains(run, None, objects=objects)
     check_identity(store, record.store_id)
+    _refuse_if_kept(store, run, tell)
     folder = report_folder(record)
     found = Remains(run, record, objects=objects, report=folder if folder.is_dir() else None)
     if open_bus is None:
@@ -134,6 +140,13 @@ def _held(found: Remains) -> Iterator[None]:
             yield
     except LockHeld as error:
         raise RunFailed(f"run {found.run} is going on: stop it first (Ctrl-C). {error}") from error
+
+
+def _refuse_if_kept(store: Store, run: str, tell: Callable[[str], None]) -> None:
+    """Raise RunFailed if a flow of the run, on whichever machine, goes on writing down its state."""
+    state = read_state(store, run)
+    if state is not None and state.is_active and is_heard_again(store, run, state, HEARD_WITHIN_S, tell):
+        raise RunFailed(f"run {run} is going on at {state.host}: stop it first (streamrl stop {run})")
 
 
 def _refuse_if_alive(bus: Bus, topics: Topics, run: str) -> None:

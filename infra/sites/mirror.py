@@ -19,6 +19,7 @@ from infra.weights.manifest import Chunk, VersionManifest
 from infra.weights.objects import chunk_of
 from infra.weights.series import KEYFRAME_AFTER
 from infra.weights.versions import WeightStore
+from infra.weights.weights_error import WeightsError
 
 _AT_ONCE = 4  # chunks
 _MANIFESTS = 32  # at once
@@ -76,11 +77,11 @@ class Mirror:
             raw = unpacked_within_limits(told, f"{key} as announced")
             if self._weights.manifest_of(version, raw).root == root:
                 self._site.keep(key, raw)
-        manifest = self._weights.manifest(version)
-        if manifest.root != root:  # perhaps of a false announcement: ask the origin
-            self._site.delete(key)
-            manifest = self._weights.manifest(version)
-        return manifest
+        with contextlib.suppress(WeightsError):  # one that is damaged in the cache
+            if (manifest := self._weights.manifest(version)).root == root:
+                return manifest
+        self._site.delete(key)  # perhaps of a false announcement: ask the origin
+        return self._weights.manifest(version)
 
     @contextlib.contextmanager
     def _unless_false(self, version: int, told: bytes) -> Iterator[None]:
@@ -114,7 +115,7 @@ class Mirror:
     def _look_back(self, version: int) -> None:
         """Fetch the older manifests that paths need, all at once: one by one each costs a round trip."""
         held = self._copy.version if self._copy is not None else None
-        first = max(0, version - KEYFRAME_AFTER if held is None else held + 1)
+        first = max(0, version - KEYFRAME_AFTER, -1 if held is None else held + 1)
         with ThreadPoolExecutor(_MANIFESTS, thread_name_prefix="manifests") as pool:
             for older in range(version - 1, first - 1, -1):
                 pool.submit(self._weights.find, older)

@@ -117,16 +117,25 @@ class SiteStore:
         return self._cache.exists(key)
 
     def list(self, prefix: str) -> list[str]:
-        """Return the keys in the cache; of keyframes, also those at the origin."""
-        found = self._cache.list(prefix)
-        if prefix.endswith("/keyframes"):
-            with contextlib.suppress(StoreError):  # then those in the cache have to do
-                found = sorted({*found, *self._origin.store.list(prefix)})
-        return found
+        """Return the keys in the cache; of keyframes, those at the origin too, even without the cache."""
+        if not prefix.endswith("/keyframes"):
+            return self._cache.list(prefix)
+        found = set[str]()
+        try:
+            found.update(self._cache.list(prefix))
+        except StoreError as error:
+            self.broken = str(error)
+        with contextlib.suppress(StoreError):  # then those in the cache have to do
+            found.update(self._origin.store.list(prefix))
+        return sorted(found)
 
     def delete(self, key: str) -> None:
+        """Delete an object of the cache. An error is only noted: a cache that does not work stops nobody."""
         self._near.discard(key)
-        self._cache.delete(key)
+        try:
+            self._cache.delete(key)
+        except StoreError as error:
+            self.broken = str(error)
 
     @property
     def origin(self) -> OriginStore:

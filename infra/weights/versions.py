@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from infra import choices
@@ -250,15 +251,18 @@ class WeightStore:
     def paths_to(self, manifest: VersionManifest, copy: Copy | None = None) -> Paths | None:
         """Return the cheapest paths to a version, from a copy if it has a version, else from nothing."""
         held = _held(copy, manifest)
-        if held:
-            return cheapest(manifest, self.find, held, self._cost)
-        listed = self._keyframes.listed()
+        listed = set[str]() if held else self._keyframes.listed()
+        whole = self._keyframes.added(manifest, listed)
+        return cheapest(whole, partial(self._on_the_way, listed), held, self._cost)
 
-        def find(version: int) -> VersionManifest | None:
+    def _on_the_way(self, listed: set[str], version: int) -> VersionManifest | None:
+        """Return the manifest of an older version; None if it can't be read: another way may do."""
+        try:
             found = self.find(version)
             return self._keyframes.added(found, listed) if found else None
-
-        return cheapest(self._keyframes.added(manifest, listed), find, None, self._cost)
+        except WeightsError as error:
+            _log.warning("version %d is no way to a newer one: %s", version, error)
+            return None
 
     def _cost(self, path: Path) -> int:
         return cost(path, lambda chunk: self._near(self.chunk_key(chunk)))

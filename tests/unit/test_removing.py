@@ -14,6 +14,7 @@ from flows.cli import app
 from flows.run import removing
 from flows.run.removing import remains, remove
 from flows.run.request import RunFailed
+from flows.run.run_state import RunState
 from infra import runs
 from infra.files.locks import locked
 from infra.memory_bus import MemoryBus
@@ -90,6 +91,25 @@ def test_a_run_that_beats_is_not_removed(made: Made) -> None:
     made.beat("training")
     with pytest.raises(RunFailed, match="run test-1 is going on: trainer-0 still send heartbeats"):
         remains(made.store, "test-1", made.open)
+
+
+@pytest.mark.parametrize("topics", [True, False])
+def test_a_run_whose_flow_lives_elsewhere_is_not_removed(
+    made: Made, topics: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while it is paused: then no process of it sends heartbeats."""
+    monkeypatch.setattr(removing, "HEARD_WITHIN_S", 30.0)
+    state = RunState(run="test-1", state="paused", at=1.0, started_at=0.0, host="far", pid=1, iterations=3)
+
+    def write(text: str = "") -> None:
+        state.at += 1.0
+        made.store.put("runs/test-1/state.json", state.model_dump_json().encode())
+
+    write()
+    with pytest.raises(RunFailed, match=r"run test-1 is going on at far: stop it first \(streamrl stop"):
+        remains(made.store, "test-1", made.open if topics else None, write)
+    monkeypatch.setattr(removing, "HEARD_WITHIN_S", 0.2)
+    assert remains(made.store, "test-1", made.open if topics else None), "its flow was killed"
 
 
 def test_a_run_whose_processes_were_killed_long_ago_is_removed(made: Made) -> None:

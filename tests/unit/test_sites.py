@@ -33,6 +33,7 @@ from infra.weights.bits import Model
 from infra.weights.codec import chunks
 from infra.weights.copy import Copy
 from infra.weights.manifest import Chunk
+from infra.weights.series import KEYFRAME_AFTER
 from infra.weights.spreading.plan import Fetch
 from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
@@ -209,6 +210,65 @@ def test_a_full_cache_stops_nobody(tmp_path: Path) -> None:
     mirror = Mirror(RUN, place.far, site)
     assert mirror.bring(1, roots[1]).root == roots[1]
     assert "no space left" in site.broken
+
+
+class ReadOnly(Full):
+    """A cache that gives what it has, and neither takes nor removes anything."""
+
+    def delete(self, key: str) -> None:
+        raise StoreError(f"{self.url}/{key} can't be removed: read-only file system")
+
+
+class Away(ReadOnly):
+    """A cache that can't be reached."""
+
+    def get(self, key: str, size: int | None = None) -> bytes:
+        raise StoreError(f"{self.url} can't be reached")
+
+    def list(self, prefix: str) -> list[str]:
+        raise StoreError(f"{self.url} can't be reached")
+
+    def exists(self, key: str) -> bool:
+        raise StoreError(f"{self.url} can't be reached")
+
+
+@pytest.mark.parametrize("kind", [ReadOnly, Away])
+def test_a_cache_that_does_not_work_stops_nobody(kind: type[Full], tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    roots = publish(place.there, range(2))
+    site = place.site(cache=kind(place.cache.url))
+    assert Mirror(RUN, place.far, site).bring(1, roots[1]).root == roots[1]
+    manifest, _ = WeightStore(site, RUN).update(None, 1, root=roots[1])
+    assert manifest.root == roots[1] and site.broken
+
+
+def test_a_manifest_that_is_damaged_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    roots = publish(place.there, range(2))
+    place.mirror().bring(1, roots[1])
+    place.cache.put(f"runs/{RUN}/weights/v000001/manifest.json", b"{")
+    assert place.mirror().bring(1, roots[1]).root == roots[1]
+
+
+def test_an_announcement_costs_no_more_manifests_however_far_it_is(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    roots = publish(place.there, range(1))
+    mirror, asked = place.mirror(), list[int]()
+    mirror.bring(0, roots[0])
+    mirror._weights.find = asked.append  # type: ignore[assignment, method-assign]
+    mirror._look_back(2**31 - 1)
+    assert len(asked) == KEYFRAME_AFTER
+
+
+def test_a_damaged_manifest_on_the_way_leaves_other_ways(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    roots = publish(place.there, range(7))
+    weights = WeightStore(place.there, RUN)
+    weights.add_keyframe(6)
+    _, held = weights.update(None, 2, root=roots[2])
+    place.there.put(f"runs/{RUN}/weights/v000004/manifest.json", b'{"version"')
+    assert weights.update(None, 6, root=roots[6])[0].root == roots[6]
+    assert weights.update(held, 6, root=roots[6])[0].root == roots[6]
 
 
 def test_a_keyframe_that_came_later_is_seen_from_a_site(tmp_path: Path) -> None:
