@@ -133,6 +133,8 @@ class Planner:
         self._trained = max(trained, state.version)
         self._taken = TakenGroups(spec.algorithm, state.version, state.taken)
         self._known = self._told(known)
+        if self._planned >= self.version and self._allowed(self._planned) > self._admitted:
+            self._planned = self.version - 1  # the run was shorter then: its end cut off what was admitted
 
     def _told(self, known: Iterable[Prompt]) -> dict[int, _Told]:
         found: dict[int, _Told] = {}

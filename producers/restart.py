@@ -22,6 +22,7 @@ from producers.sample_feed import FeederRoots
 from producers.snapshots import FeederSnapshot, Opened, Positions
 from producers.tasks import Problem
 from schemas.admission import latest_iteration
+from schemas.fitness import deal_fault
 from schemas.identity import round_of
 from schemas.messages import EVAL, TRAIN, DeadLetter, Evaluation, Prompt, StepRecord
 from schemas.runspec import RunSpec
@@ -213,7 +214,7 @@ def wrong_prompt(prompt: Prompt, spec: RunSpec) -> str:
         return f"group {prompt.group} is not of iteration {prompt.iteration}"
     if prompt.size != algorithm.group_size or round_of(prompt.group) > spec.loss.most_draws:
         return f"this run has no group {prompt.group} of {prompt.size} samples"
-    return ""
+    return deal_fault(prompt, spec)
 
 
 def _reports(context: RoleContext, letters: KnownDeadLetters) -> Refuse:

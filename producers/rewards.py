@@ -108,6 +108,7 @@ class RewardPool:
 
     def score(self, key: str, problem: str, completion: str) -> None:
         """Queue a completion; the next poll sends it to a worker. `problem` is JSON."""
+        problem = problem.replace("\n", " ")  # a line is one job: two would get two answers
         self._waiting.append((key, f'{{"problem":{problem},"completion":{json.dumps(completion)}}}\n'))
 
     def pending(self) -> int:

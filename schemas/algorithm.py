@@ -12,6 +12,8 @@ from schemas.identity import ROUND
 from schemas.section import Section
 
 MOST_TOKENS = 10_000_000  # of one sample
+MOST_OF_GROUP = 32_768  # samples: records hold their indexes in 16 bits
+MOST_OF_STEP = 150_000  # samples: the record of a step, or of an evaluation, takes 40 bytes for each
 _LEAST_TEMPERATURE = 0.01
 
 
@@ -106,7 +108,10 @@ class AlgorithmSection(Section):
         32, gt=0, le=1_000_000, description="Groups of an iteration. Each group has one prompt."
     )
     group_size: int = Field(
-        8, ge=2, le=65_536, description="Samples of a group. Their mean reward is the baseline of each."
+        8,
+        ge=2,
+        le=MOST_OF_GROUP,
+        description="Samples of a group. Their mean reward is the baseline of each.",
     )
     optimizer_steps: int = Field(
         1,
@@ -168,6 +173,11 @@ class AlgorithmSection(Section):
         if self.groups % self.optimizer_steps:
             raise ValueError(
                 f"groups ({self.groups}) must be a multiple of optimizer_steps ({self.optimizer_steps})"
+            )
+        if (samples := self.groups * self.group_size // self.optimizer_steps) > MOST_OF_STEP:
+            raise ValueError(
+                f"algorithm.groups times group_size is {samples} samples for each of optimizer_steps; the "
+                f"record of a step holds {MOST_OF_STEP}"
             )
         return self
 

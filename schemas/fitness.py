@@ -13,7 +13,7 @@ import numpy as np
 from schemas.admission import is_of_run, latest_iteration, oldest_version
 from schemas.expert_routes import RouteShape, wrong_routes
 from schemas.identity import round_of
-from schemas.messages import Prompt, Sample
+from schemas.messages import OfGroup, Prompt, Sample
 from schemas.runspec import RunSpec
 
 
@@ -41,16 +41,22 @@ def _of_place(sample: Sample, spec: RunSpec) -> str:
         return f"the run has {algorithm.iterations} iterations, and none of them trains group {sample.group}"
     if round_of(sample.group) > resample:
         return f"its group was drawn again more often than loss.resample allows ({resample})"
-    if not 0 <= sample.mini < algorithm.optimizer_steps:
-        return f"an iteration has {algorithm.optimizer_steps} optimizer steps, and no step {sample.mini}"
-    if not 1 <= sample.bundle_groups <= algorithm.groups:
-        return f"a bundle can't have {sample.bundle_groups} groups; an iteration has {algorithm.groups}"
-    if algorithm.order == "arrival" and (sample.mini, sample.bundle) != (0, sample.group):
+    return deal_fault(sample, spec)
+
+
+def deal_fault(one: OfGroup, spec: RunSpec) -> str:
+    """Return why a prompt or a sample can't have been dealt so to steps, bundles and classes; or nothing."""
+    algorithm = spec.algorithm
+    if not 0 <= one.mini < algorithm.optimizer_steps:
+        return f"an iteration has {algorithm.optimizer_steps} optimizer steps, and no step {one.mini}"
+    if not 1 <= one.bundle_groups <= algorithm.groups:
+        return f"a bundle can't have {one.bundle_groups} groups; an iteration has {algorithm.groups}"
+    if algorithm.order == "arrival" and (one.mini, one.bundle) != (0, one.group):
         return "it is bound to an optimizer step or a bundle; in order arrival no group is"
-    if not 0 <= sample.length_class < spec.lengths.classes:
-        return f"there is no length class {sample.length_class}"
-    if sample.predicted <= 0:
-        return f"{sample.predicted} is no predicted length"
+    if not 0 <= one.length_class < spec.lengths.classes:
+        return f"there is no length class {one.length_class}"
+    if one.predicted <= 0:
+        return f"{one.predicted} is no predicted length"
     return ""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from schemas.addresses import FilePath, HostName, HostOrNetwork, PlainText, Servers, StoreUrl, Word
-from schemas.algorithm import MOST_TOKENS, AlgorithmSection, SamplingSection
+from schemas.algorithm import MOST_OF_GROUP, MOST_OF_STEP, MOST_TOKENS, AlgorithmSection, SamplingSection
 from schemas.balancing import BalanceSection
 from schemas.dispatching import POLICIES, DispatchSection
 from schemas.generation import ENGINES, GeneratorSection
@@ -264,8 +264,20 @@ class EvaluationSection(Section):
         "iteration.",
     )
     per_problem: int = Field(
-        1, gt=0, le=65_536, description="Samples of each held-out problem. More make the figures less noisy."
+        1,
+        gt=0,
+        le=MOST_OF_GROUP,
+        description="Samples of each held-out problem. More make the figures less noisy.",
     )
+
+    @model_validator(mode="after")
+    def _fits_a_record(self) -> EvaluationSection:
+        if (samples := self.problems * self.per_problem) > MOST_OF_STEP:
+            raise ValueError(
+                f"evaluation.problems times per_problem is {samples} samples; the record of an evaluation "
+                f"holds {MOST_OF_STEP}"
+            )
+        return self
 
 
 class KafkaSection(Section):

@@ -14,8 +14,8 @@ from dataclasses import replace
 from consumers.batches.training_rows import Scores, TrainingRow, groups_of
 from consumers.learners.learner import Learner
 from consumers.losses.loss import Needs
-from schemas.identity import SampleKey
 
+_Key = tuple[int, int, int, int]  # group, index, and the place in the log
 _LONG = 512  # tokens from which on a sample is worth a forward pass of its own
 
 
@@ -24,7 +24,7 @@ class Scoring:
 
     def __init__(self, learner: Learner, needs: Needs, *, at_once: int) -> None:
         self._learner, self._needs, self._at_once = learner, needs, at_once
-        self._done: dict[SampleKey, Scores] = {}
+        self._done: dict[_Key, Scores] = {}
 
     def begin(self) -> None:
         """Begin a step: forget the scores of the step before."""
@@ -57,5 +57,6 @@ class Scoring:
             self._done.update((_key(row), row.scores) for row in rows)
 
 
-def _key(row: TrainingRow) -> SampleKey:
-    return row.sample.group, row.sample.index
+def _key(row: TrainingRow) -> _Key:
+    """Tell a sample from one that came in its place: of two that contradict each other, none is kept."""
+    return row.sample.group, row.sample.index, row.partition, row.offset

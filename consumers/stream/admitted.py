@@ -43,7 +43,7 @@ class Admitted:
         for record in read_until(self._reader, self._reader.end_offsets(), topic, deadline_s=self._deadline):
             prompt = self._gate.take_one(record)
             if prompt is not None and prompt.purpose == TRAIN and prompt.iteration >= trained:
-                self._found[prompt.group] = _lean(prompt)
+                self._found.setdefault(prompt.group, _lean(prompt))  # of two the first, as for the feeder
         return {group: self._found[group] for group in wanted if group in self._found}
 
     def close(self) -> None:

@@ -85,8 +85,8 @@ class Unfit:
         self._known[record.partition, record.offset] = self._end
         wanted = self._missing(record.key) if ours else ""
         self._context.dead_letter(record, reason, wanted=wanted)
-        if not wanted or self._is_more_garbage(record, wanted):
-            return
+        if not wanted or sample_key(wanted)[0] < 0 or self._is_more_garbage(record, wanted):
+            return  # a measurement never ends a run
         seen = self._seen.setdefault(wanted, set())
         seen.add(hashlib.blake2b(record.value, digest_size=16).digest())
         if len(seen) >= _TIMES:
@@ -129,7 +129,8 @@ class Unfit:
             group, index = sample_key(name)
         except ValueError:
             return ""
-        if sample_id(group, index) != name or not 0 <= index < algorithm.group_size:
+        size = algorithm.group_size if group >= 0 else self._context.spec.evaluation.per_problem
+        if sample_id(group, index) != name or not 0 <= index < size:
             return ""
         if group < 0:
             return name  # of an evaluation: the feeder knows whether it is there, and twice does no harm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from infra.weights.versions import WeightStore
 from infra.weights.weights_error import WeightsError
 
 _log = logging.getLogger("streamrl.weights")
+_HALF = ".tmp"  # a file that is being written ends so
 _GO_BACK = "If that is right, name the version with --version N, or say --allow-older"
 
 
@@ -120,16 +121,20 @@ def pull_version(
 
     `seen` remembers the version if it is newer than the one remembered or, with `lower`, in any case.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / VERSION_FILE).is_file():
-        raise WeightsError(f"{folder} is not empty, and holds no pulled version: name another folder")
+    if folder.is_dir() and not (folder / VERSION_FILE).is_file() and not all(map(_is_half, folder.iterdir())):
+        raise WeightsError(
+            f"{folder} is not empty, and holds no pulled version: name another folder, or remove it"
+        )
     manifest, copy = weights.update(_held(folder), version, progress=progress)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, chunk in beside_of(manifest).items():
-        _written(folder / name, weights.file(chunk))
     file, other = (SINGLE, ADAPTER) if manifest.base is None else (ADAPTER, SINGLE)
-    _written(folder / file, copy.file)
     mark = {"run": manifest.run, "version": manifest.version, "root": manifest.root}
-    _written(folder / VERSION_FILE, json.dumps(mark).encode())  # last: until then it names the version before
+    files: dict[str, bytes | bytearray] = {
+        **{name: weights.file(chunk) for name, chunk in beside_of(manifest).items()},
+        file: copy.file,
+        VERSION_FILE: json.dumps(mark).encode(),  # last: until then it names the version before
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_all(folder, files)
     (folder / other).unlink(missing_ok=True)
     if seen is not None:
         seen.remember(version, lower=lower)
@@ -157,14 +162,28 @@ def _held(folder: Path) -> Copy | None:
         return None
 
 
-def _written(path: Path, data: bytes | bytearray) -> None:
-    work = path.with_name(f".{path.name}.tmp")
+def _write_all(folder: Path, files: Mapping[str, bytes | bytearray]) -> None:
+    """Write files beside their places, and then put each in its place, in this order.
+
+    Until all are written the folder is as it was: a first pull that is killed leaves one that can be pulled
+    into again. The folder itself may be a mount, which no other folder can replace.
+    """
+    halves = {folder / name: folder / f".{name}{_HALF}" for name in files}
     try:
-        work.write_bytes(data)
-        work.replace(path)
+        for path, half in halves.items():
+            half.write_bytes(files[path.name])
+        for path, half in halves.items():
+            half.replace(path)
     except OSError as error:
-        work.unlink(missing_ok=True)
         raise WeightsError(f"{path} can't be written: {error}") from error
+    finally:  # also at Ctrl-C: a model has gigabytes
+        for half in halves.values():
+            half.unlink(missing_ok=True)
+
+
+def _is_half(path: Path) -> bool:
+    """Whether a file is left over from a pull that was killed."""
+    return path.name.startswith(".") and path.name.endswith(_HALF)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ it. Code is not fetched: the user brings the reward's file and says where it is.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from flows.checkpoints.push_and_pull import newest_version, pull_version
@@ -62,6 +63,7 @@ def model_here(
     start_s = record.spec.deadlines.start_s
     with locked(folder.with_name(f"{folder.name}.lock"), what=str(folder), deadline_s=start_s):
         if not (folder / VERSION_FILE).is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # a pull that was killed may have left a part of it
             there = WeightStore(origin, record.id)
             wait_until(
                 there.versions, f"the first weights of {record.id}", unblocked_by="the run's trainer",

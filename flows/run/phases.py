@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flows.run import locations
 from flows.run.checks import check, check_context
+from flows.run.folder_owner import take_report_folder
 from flows.run.host import NO_HOST, Host, HostOrder
 from flows.run.inspection import inspect_built, inspect_start
 from flows.run.locations import Places, report_folder, start_local_stack
@@ -67,6 +68,7 @@ def _conducted(
 ) -> RunResult:
     """Train a run that was made or taken up, and make its report."""
     spec, phase = record.spec, host.phase
+    take_report_folder(record, report_folder(record), new=not request.resume, say=screen.say)
     host.took_up(record)
     screen.say(f"run {record.id}: its logs are in {locations.logs_folder(record)}")
     go_on = resume_hint(request, record.id)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from flows.run.far_files import model_here, reward_here
+from flows.run.locations import models_folder
 from flows.run.request import RunFailed
-from infra.runs import RunRecord
+from infra.runs import RunRecord, unique_name
 from infra.stores.opening import open_store
 from infra.stores.store import Store
 from infra.waiting import WaitedTooLong
@@ -43,6 +44,20 @@ def test_a_model_that_is_not_here_is_fetched_once(tmp_path: Path, store: Store) 
     assert ModelFolder(found).beside == model.beside
     nothing = open_store(f"file://{tmp_path}/nothing")
     assert model_here(run, None, nothing, nothing, lambda done, whole: None) == found
+
+
+def test_a_site_joins_although_its_first_pull_was_killed(tmp_path: Path, store: Store) -> None:
+    """Only its name, which nobody chooses, tells the folder: another one can't be named."""
+    model = ModelFolder(make_tiny_model(tmp_path / "there"))
+    WeightStore(store, "count-1").publish_model(0, model.bits(), files=model.beside)
+    run = record(store, tmp_path / "nowhere")
+    folder = models_folder() / unique_name(run)
+    folder.mkdir(parents=True)
+    for name in ("config.json", "old_tokenizer.json", ".model.safetensors.tmp"):
+        (folder / name).write_text("half")
+    assert model_here(run, None, store, store, lambda done, whole: None) == str(folder)
+    assert ModelFolder(folder).root == model.root
+    assert {path.name for path in folder.iterdir()} == {*model.beside, "model.safetensors", "weights.json"}
 
 
 def test_two_runs_of_one_id_have_their_own_models(tmp_path: Path, store: Store) -> None:

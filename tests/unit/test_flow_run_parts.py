@@ -263,6 +263,24 @@ def test_a_second_start_of_a_run_changes_nothing_of_the_first(
     assert phases.conduct(RunRequest("run.yaml", resume="test-1"), Nobody()) == "the result"
 
 
+def test_a_new_run_takes_its_folder_and_a_resumed_one_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_stub_phases(tmp_path, monkeypatch, [True, True])
+    record = make_record(tmp_path, identity="drawn")
+    monkeypatch.setattr(phases, "create_run", lambda *_: record)
+    monkeypatch.setattr(phases.create_run, "__name__", "create_run")
+    folder = tmp_path / "test-1"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("of a removed run")
+    phases.conduct(RunRequest("run.yaml"), Nobody())
+    assert {path.name for path in folder.iterdir()} == {".lock", "identity"}
+    (folder / "metrics.jsonl").write_text("of this run")
+    (folder / "identity").unlink()  # as if by an older release
+    phases.conduct(RunRequest("run.yaml", resume="test-1"), Nobody())
+    assert {path.name for path in folder.iterdir()} == {".lock", "identity", "metrics.jsonl"}
+
+
 def test_a_page_shows_a_reason_as_it_is(tmp_path: Path) -> None:
     shown = flow_run_page.failure_page(make_record(tmp_path), "died: ```\n# not a title <script>")
     assert shown.count("```") == 2 and shown.index("```") < shown.index("# not a title")

@@ -131,6 +131,34 @@ def test_a_version_writes_nothing_but_what_travels(
     assert "left out: modeling_mine.py, weights.json, x.sh" in caplog.text
 
 
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("No space left on device")])
+def test_a_first_pull_that_is_cut_off_can_be_repeated(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, there: bool
+) -> None:
+    weights, out = WeightStore(open_store(f"file://{tmp_path}/s"), "r-1"), tmp_path / "out"
+    weights.publish_model(0, ModelFolder(folder).bits(), files=ModelFolder(folder).beside)
+    if there:
+        out.mkdir()
+    written = Path.write_bytes
+
+    def cut_off(path: Path, data: bytes) -> int:
+        if path.name == ".model.safetensors.tmp":
+            written(path, data[:9])
+            raise error
+        return written(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", cut_off)
+        with pytest.raises((KeyboardInterrupt, WeightsError)):
+            pull_version(weights, 0, out)
+    assert list(out.iterdir()) == []
+    (out / ".model.safetensors.tmp").write_bytes(b"of a process that was killed")
+    pull_version(weights, 0, out)
+    assert {path.name for path in out.iterdir()} == {"config.json", "model.safetensors", "weights.json"}
+    assert ModelFolder(out).root == ModelFolder(folder).root
+
+
 def run(*words: object, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["weights", *map(str, words)], env={"COLUMNS": "300"})
     assert result.exit_code == code, result.output

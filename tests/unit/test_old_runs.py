@@ -181,6 +181,17 @@ def test_what_was_admitted_is_found_by_bisection(
     admitted.close()
 
 
+def test_of_two_prompts_of_a_group_the_first_counts(tmp_path: Path) -> None:
+    context = make_context(make_spec(algorithm={"groups": 4, "group_size": 2}), tmp_path)
+    first = prompt(context, 1, 0)
+    other = structs.replace(decode(first, Prompt), tokens=np.array([9], np.int32))
+    for raw in (first, encode(other)):
+        context.writer.send(context.topics.prompts, raw, key="")
+    admitted = Admitted(context)
+    assert admitted.groups([1], 0)[1].tokens.tolist() == [0, 1, 2]
+    admitted.close()
+
+
 def test_a_contradiction_reads_little_of_what_was_admitted(tmp_path: Path, read: dict[str, int]) -> None:
     context = make_context(make_spec(algorithm={"iterations": 5_000, "groups": 4, "group_size": 2}), tmp_path)
     for group in range(20_000):

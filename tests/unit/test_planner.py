@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from producers.planner import Planner
 from producers.ranker.ranker import Question
+from producers.restart import wrong_prompt
 from producers.snapshots import PlannerState
 from producers.tasks import TaskError
 from schemas.messages import Prompt, StepRecord
@@ -249,6 +251,30 @@ def test_a_planner_that_goes_on_from_a_state_plans_the_same(spec: RunSpec, data:
     }
 
 
+@given(specs, st.integers(1, 3), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_run_that_is_resumed_with_more_iterations_admits_the_groups_of_these(
+    spec: RunSpec, more: int, data: st.DataObject
+) -> None:
+    """At its end, or before it."""
+    before = planner(spec)
+    sent = before.admit(Told)
+    for iteration in range(data.draw(st.integers(0, spec.algorithm.iterations))):
+        for record in trained(spec, iteration):
+            if before.observe(record):
+                sent += before.admit(Told)
+    algorithm = spec.algorithm.model_copy(update={"iterations": spec.algorithm.iterations + more})
+    longer = spec.model_copy(update={"algorithm": algorithm})
+    again = Planner("test-1", longer, PROBLEMS, tokens_of, state=before.state(), trained=before.version)
+    assert again.first_incomplete(before.version) <= before.version
+    sent += again.admit(Told)
+    for iteration in range(before.version, algorithm.iterations):
+        for record in trained(longer, iteration):
+            if again.observe(record):
+                sent += again.admit(Told)
+    assert sorted(prompt.group for prompt in sent) == list(range(algorithm.iterations * algorithm.groups))
+
+
 def test_its_memory_does_not_grow() -> None:
     spec = make_spec(algorithm={"groups": 2, "iterations": 3000, "mode": "async", "staleness": 2.5})
     plan, sizes = planner(spec), []
@@ -261,3 +287,13 @@ def test_its_memory_does_not_grow() -> None:
             sizes.append(len(plan.state().model_dump_json()))
     assert sizes[1] < 1.2 * sizes[0]
     assert not plan._known
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("mini", 7), ("bundle_groups", 0), ("bundle_groups", 99), ("predicted", 0.0)]
+)
+def test_a_prompt_that_no_feeder_of_the_run_sends_is_refused(field: str, value: float) -> None:
+    spec = make_spec()
+    good = planner(spec).admit(Told)[0]
+    assert wrong_prompt(good, spec) == ""
+    assert wrong_prompt(replace(good, **{field: value}), spec)

@@ -76,6 +76,26 @@ def test_bad_rewards_cost_only_their_sample(tmp_path: Path) -> None:
     assert pool.restarts == 2
 
 
+def test_a_problem_of_two_lines_is_one_job(tmp_path: Path) -> None:
+    """It may come from anybody: a second answer would be another sample's."""
+    (tmp_path / "task.py").write_text(REWARD)
+    pool = RewardPool(TaskSection(python=str(tmp_path / "task.py"), reward_deadline_s=5.0, reward_workers=1))
+    try:
+        pool.score("two", '1}\n{"problem":2', "good x")
+        pool.score("lines", '{"id": "1",\n"prompt": "p"}', "good xx")
+        pool.score("one", '{"id": "1", "prompt": "p"}', "good xxx")
+        found: dict[str, RewardOutcome] = {}
+
+        def all_came() -> bool:
+            found.update({score.key: score for score in pool.poll()})
+            return len(found) == 3
+
+        wait_until(all_came, what="the scores")
+    finally:
+        pool.close()
+    assert found["two"].error and found["lines"].total == 7 and found["one"].total == 8
+
+
 def test_a_worker_that_hangs_with_a_full_pipe_holds_up_nobody(tmp_path: Path) -> None:
     long = [str(number) + "x" * 100_000 for number in range(8)]
     found, _ = scores(tmp_path, ["hang", *long])

@@ -74,3 +74,13 @@ def test_a_long_sample_is_scored_as_it_comes() -> None:
     one.begin()
     assert one.missing([rows[:1]]) == [[rows[0]]]
     assert scoring(Needs()).missing([rows[:SIZE]]) == []
+
+
+def test_a_sample_that_takes_another_s_place_is_scored_itself() -> None:
+    forged, *others = rows_of([800] * SIZE + [5] * SIZE * (GROUPS - 1))
+    one = scoring()
+    one.score([[forged]])
+    real = replace(forged, offset=77)
+    assert one.missing([[real]]) == [[real]]
+    first = one.scored([real, *others])[0]
+    assert first.scores.reference.tolist() == [77]  # type: ignore[union-attr]

@@ -168,6 +168,15 @@ def test_a_sample_that_is_never_fit_ends_the_run(tmp_path: Path) -> None:
     assert taken(context).received == 1
 
 
+def test_a_sample_of_an_evaluation_that_is_never_fit_ends_nothing(tmp_path: Path) -> None:
+    context = make_context(SPEC, tmp_path)
+    for time in (1.0, 2.0, 3.0, 4.0):
+        put(context, edited(GOOD[0], reward=float("nan"), finished_at=time), key=sample_id(-5, 0))
+    put(context, edited(GOOD[0], reward=float("nan")), key=sample_id(-5, 1))  # evaluation.per_problem is 1
+    taken(context)
+    assert [letter.wanted for letter in letters(context)] == [sample_id(-5, 0)] * 4 + [""]
+
+
 def test_a_sample_that_can_t_be_understood_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

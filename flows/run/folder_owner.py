@@ -1,0 +1,62 @@
+"""Keeps the files of two runs apart that have one id, and so one report folder.
+
+runs/count-1/identity      the identity of the run whose files these are
+runs/count-1.before-1/     the files of a run that had this id before, and was removed without its report
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.run.request import RunFailed
+from infra.files.private import make_private
+from infra.files.writing import write_whole
+from infra.runs import RunRecord
+
+IDENTITY_FILE = "identity"
+_LOCK = ".lock"  # whoever calls holds it: moved away, it would lock nothing any more
+
+
+def take_report_folder(record: RunRecord, folder: Path, *, new: bool, say: Callable[[str], None]) -> None:
+    """Note in a report folder whose it is, and move files of another run that had the id into a sibling.
+
+    A folder that names no run, as those of older releases, is another run's only if this one is `new`. The
+    caller holds the run's lock, and nothing in the folder is open. Raises RunFailed if files can't be moved.
+    """
+    if not record.identity:  # a run of an older release can't be told from others
+        return
+    try:
+        held = _identity(folder)
+        if held == record.identity:
+            return
+        others = [entry for entry in folder.iterdir() if entry.name != _LOCK] if held or new else []
+        if others:
+            aside = _free_sibling(folder)
+            make_private(aside)
+            # The identity is last: a move that is cut off is then taken up by the next start.
+            for entry in sorted(others, key=lambda entry: entry.name == IDENTITY_FILE):
+                shutil.move(entry, aside / entry.name)
+            say(f"{folder} held the files of an earlier run {record.id}: they are in {aside} now")
+        write_whole(folder / IDENTITY_FILE, f"{record.identity}\n")
+    except OSError as error:
+        raise RunFailed(
+            f"run {record.id} can't have {folder} for itself: {error}\n"
+            "  → make room there, or make it writable for you"
+        ) from error
+
+
+def _identity(folder: Path) -> str:
+    """Return the identity of the run whose folder this is; empty if the folder names none."""
+    try:
+        return (folder / IDENTITY_FILE).read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _free_sibling(folder: Path) -> Path:
+    number = 1
+    while (sibling := folder.with_name(f"{folder.name}.before-{number}")).exists():
+        number += 1
+    return sibling
