@@ -48,13 +48,13 @@ def kept_versions(context: RoleContext) -> int:
     return _KEPT + int(context.spec.algorithm.staleness)
 
 
-def backbone_of(name: str) -> Backbone:
-    """Load the backbone that the run file names; NoBackbone for "none"."""
+def backbone_of(name: str, read: Callable[[int], None] = lambda count: None) -> Backbone:
+    """Load the backbone that the run file names; NoBackbone for "none". `read`: is told how many it reads."""
     if name == "none":
         return NoBackbone()
     from producers.ranker.language_model import LanguageModel
 
-    return LanguageModel(name)
+    return LanguageModel(name, read)
 
 
 class Ranking:
@@ -131,6 +131,11 @@ class Ranking:
                 self._close(version - 1)
         self._asked.set()
 
+    def _note_read(self, count: int) -> None:
+        """Count prompts that the backbone has read, by which others see that the feeder goes on."""
+        counters = self._context.heart.counters
+        counters["ranker_prompts"] = counters.get("ranker_prompts", 0.0) + count
+
     def key(self, version: int) -> str:
         """Return the key of a version in the store."""
         return self._states.key(version)
@@ -190,7 +195,7 @@ class Ranking:
     def _begin(self, wanted: int) -> Ranker:
         """Load the newest stored version up to `wanted`; without one, the ranker that the run starts with."""
         spec = self._context.spec
-        backbone = backbone_of(spec.lengths.backbone)
+        backbone = backbone_of(spec.lengths.backbone, self._note_read)
         for number in reversed([n for n in self._states.numbers() if n <= wanted]):
             try:
                 return self._states.get(number, backbone)

@@ -35,6 +35,7 @@ OF_ROLE: Mapping[str, _Names] = {
         "choices": ("streamrl_feeder_dispatch_plans_total", "Plans that the dispatch policy has made."),
         "choice_s": ("streamrl_feeder_dispatch_plan_seconds", "Time that the last plan took."),
         "ranker": ("streamrl_feeder_ranker_version", "Version of the length ranker."),
+        "ranker_prompts": ("streamrl_feeder_ranker_prompts_total", "Prompts that its backbone has read."),
         "ranker_cpu_s": ("streamrl_feeder_ranker_cpu_seconds_total", "Processor time of its learning."),
     },
     "generator": {

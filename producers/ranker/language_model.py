@@ -11,7 +11,7 @@ says that there is room for both.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,8 @@ _KEPT_BYTES = 1 << 27
 class LanguageModel:
     """A Hugging Face model in a folder: the run's own, or another with the same tokenizer."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, read: Callable[[int], None] = lambda count: None) -> None:
+        """`read`: called with the number of prompts after each batch of them, which can take minutes."""
         import torch
         from transformers import AutoModel
 
@@ -42,6 +43,7 @@ class LanguageModel:
             model = AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         except Exception as error:  # transformers raises whatever it met
             raise RankerError(f"lengths.backbone: {folder} can't be loaded: {error}") from error
+        self._read = read
         self._torch, self._model = torch, model.eval().to(self.device)
         self._vocabulary = int(model.config.vocab_size)
         self._longest = min(_TOKENS, int(getattr(model.config, "max_position_embeddings", _TOKENS)))
@@ -70,6 +72,7 @@ class LanguageModel:
                 for prompt, row in zip(some, self._hidden(some, rows, width), strict=True):
                     found[fresh[prompt.key]] = row
                     self._kept[prompt.key] = row
+                self._read(len(some))
         while len(self._kept) > self._most_kept:
             self._kept.popitem(last=False)
         return found

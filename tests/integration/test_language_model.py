@@ -53,9 +53,11 @@ def test_prompts_of_any_number_and_length_are_read_and_few_are_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(language_model, "_KEPT_BYTES", 8 * 4 * 64)
-    backbone = LanguageModel(str(folder))
+    read: list[int] = []
+    backbone = LanguageModel(str(folder), read.append)
     questions = [question_of(str(n), None, [2 + n % 20] * (1 + 61 * (n % 5) ** 2)) for n in range(30)]
     said = backbone.of([*questions, *questions])
+    assert sum(read) == 30 and len(read) > 3, "whoever waits for them sees that it goes on"
     assert said[:30].tobytes() == said[30:].tobytes() and np.isfinite(said).all()
     assert len(backbone._kept) == 8
     assert backbone.of(questions).tobytes() == said[:30].tobytes()
