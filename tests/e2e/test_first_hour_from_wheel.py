@@ -25,7 +25,7 @@ def here(tmp_path: Path, bin_folder: Path) -> Iterator[dict[str, str]]:
         run(bin_folder / "streamrl", "down", cwd=tmp_path, **found)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_first_hour(tmp_path: Path, bin_folder: Path, here: dict[str, str]) -> None:
     def streamrl(*words: str, code: int = 0) -> str:
         return run(bin_folder / "streamrl", *words, cwd=tmp_path, code=code, **here)
@@ -45,7 +45,7 @@ def test_the_first_hour(tmp_path: Path, bin_folder: Path, here: dict[str, str]) 
             file = tmp_path / "runs" / "three-1" / "metrics.jsonl"
             return len(file.read_text().splitlines()) if file.exists() else 0
 
-        wait_until(lambda: steps() >= 3, what="three steps", deadline_s=300)
+        wait_until(lambda: steps() >= 3, what="three steps", deadline_s=600)  # the model is built first
         assert "training" in streamrl("runs") and "three-1" in streamrl("runs")
         assert "run three-1: training" in streamrl("status")
         shown = streamrl("samples", "three-1", "--step", "1", "-n", "2")
