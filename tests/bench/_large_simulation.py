@@ -10,6 +10,7 @@ from flows.planning.stage_times import EngineTimes, LearnerTimes
 from flows.planning.workload import LengthHistogram, LogNormalLengths, Workload
 from flows.simulation.simulated_run import SimulatedRun, SimulatedSite
 from flows.simulation.world import simulate
+from schemas.algorithm import MOST_OF_STEP
 from tests.bench._lengths import CURVE, EDGES, SHARES
 from tests.factories import make_spec
 
@@ -18,14 +19,20 @@ _LONGEST = 20_000
 _TOKEN_S = 1e-8  # of training: generation is the slower side
 
 
+def fewest_steps(groups: int, size: int) -> int:
+    """Return the fewest optimizer steps of an iteration whose records hold its samples."""
+    return next(n for n in range(1, groups + 1) if groups % n == 0 and groups * size // n <= MOST_OF_STEP)
+
+
 def whole_run(generators: int, samples: int, seed: int) -> dict[str, Any]:
     """Simulate so many generators and samples in mode async. Return the seconds and bytes that it took."""
+    groups = samples // _SIZE // _ITERATIONS
     spec = make_spec(
         sampling={"max_tokens": _LONGEST, "max_prompt_tokens": 500},
         trainer={"microbatch_tokens": 2 * _LONGEST}, generator={"slots": _SLOTS},
         algorithm={
             "mode": "async", "staleness": 1, "iterations": _ITERATIONS,
-            "groups": samples // _SIZE // _ITERATIONS, "group_size": _SIZE,
+            "groups": groups, "group_size": _SIZE, "optimizer_steps": fewest_steps(groups, _SIZE),
         },
     )  # fmt: skip
     engine = EngineTimes(tuple(float(one) for one in CURVE.table(_SLOTS)))

@@ -44,7 +44,7 @@ from producers.ranker.ranker import question_of
 from schemas.messages import Prompt
 from tests.bench._charts import drawn
 from tests.bench._events import iterate
-from tests.bench._large_simulation import whole_run
+from tests.bench._large_simulation import fewest_steps, whole_run
 from tests.bench._lengths import CURVE
 from tests.bench._production import learned_of, production, spec_of
 from tests.bench._workloads import Case, ToldLengths, Workload
@@ -140,7 +140,11 @@ def _cost(generators: int, slots: int, seed: int, counted: int) -> _Cost:
 def _planned(workload: Workload) -> tuple[list[Prompt], float]:
     """The prompts of an iteration, and the CPU seconds that their planning took."""
     groups = len(workload.group) // SIZE
-    spec = spec_of(algorithm={"groups": groups, "group_size": SIZE, "iterations": 1}, task={"shuffle": False})
+    steps = fewest_steps(groups, SIZE)
+    spec = spec_of(
+        algorithm={"groups": groups, "group_size": SIZE, "iterations": 1, "optimizer_steps": steps},
+        task={"shuffle": False},
+    )
     told = dict(zip(workload.group.tolist(), workload.predicted.tolist(), strict=True))
     said = ToldLengths({question_of(str(one), None, []).key: told[one] for one in range(groups)})
     problems = [{"id": str(group), "prompt": str(group)} for group in range(groups)]
