@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from flows.run.request import RunFailed
+from infra.files.locks import locked
 from infra.files.private import make_private
 from infra.files.writing import write_whole
 from infra.runs import RunRecord
 
 IDENTITY_FILE = "identity"
 _LOCK = ".lock"  # whoever calls holds it: moved away, it would lock nothing any more
+
+
+def lock_of_run(run: str, folder: Path, deadline_s: float) -> AbstractContextManager[int]:
+    """Lock a run by its report folder: one start of it goes on at a time. Gives the lock's descriptor."""
+    return locked(folder / _LOCK, what=f"run {run}", deadline_s=deadline_s)
 
 
 def take_report_folder(record: RunRecord, folder: Path, *, new: bool, say: Callable[[str], None]) -> None:

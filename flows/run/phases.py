@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flows.run import locations
 from flows.run.checks import check, check_context
-from flows.run.folder_owner import take_report_folder
+from flows.run.folder_owner import lock_of_run, take_report_folder
 from flows.run.host import NO_HOST, Host, HostOrder
 from flows.run.inspection import inspect_built, inspect_start
 from flows.run.locations import Places, report_folder, start_local_stack
@@ -18,7 +18,7 @@ from flows.run.report_phase import make_report
 from flows.run.request import LastingFailure, RunCancelled, RunFailed, RunRequest, RunResult
 from flows.run.run_state import StateKeeper, read_state
 from flows.run.start_model import model_at_hand, prepare_model
-from flows.run.training_phase import lock_of_run, run_training
+from flows.run.training_phase import LOCK_S, run_training
 from flows.trackers.feeding import tracking
 from flows.view.screen import Screen, Screens
 from infra import runs
@@ -56,10 +56,10 @@ def conduct(request: RunRequest, screen: Screen, host: Host = NO_HOST) -> RunRes
             request, own = replace(request, resume=run), Path(spec.report).absolute() / run
             before = report_folder(runs.find(places.open_store(), run))
             folders = {own, before} if before.is_dir() else {own}
-            locks = [held.enter_context(lock_of_run(run, one)) for one in sorted(folders)]
+            locks = [held.enter_context(lock_of_run(run, one, LOCK_S)) for one in sorted(folders)]
         record: RunRecord = phase(create_run)(request, spec, places, model, screen.say, host.flow_run)
         if not locks:
-            locks = [held.enter_context(lock_of_run(record.id, report_folder(record)))]
+            locks = [held.enter_context(lock_of_run(record.id, report_folder(record), LOCK_S))]
         return _conducted(record, request, places, screen, host, locks)
 
 

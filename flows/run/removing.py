@@ -15,12 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flows.run.folder_owner import lock_of_run
 from flows.run.locations import report_folder
 from flows.run.request import RunFailed
 from flows.run.run_state import HEARD_WITHIN_S, is_heard_again, read_state
 from infra.archive.segments import ARCHIVES
 from infra.bus import Bus, Reader
-from infra.files.locks import LockHeld, locked
+from infra.files.locks import LockHeld
 from infra.gate import Gate, passed_over
 from infra.ownership import topics_owner
 from infra.roles.turns import turn_files
@@ -136,7 +137,7 @@ def _held(found: Remains) -> Iterator[None]:
         yield
         return
     try:
-        with locked(found.report / ".lock", what=f"run {found.run}", deadline_s=0.0):
+        with lock_of_run(found.run, found.report, 0.0):
             yield
     except LockHeld as error:
         raise RunFailed(f"run {found.run} is going on: stop it first (Ctrl-C). {error}") from error

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
+from contextlib import ExitStack
 
 from flows.balancing.staff import Staff
 from flows.monitoring.exporter import exporting
@@ -29,7 +28,6 @@ from flows.view.process_notes import ProcessNotes
 from flows.view.reward_trouble import RewardSayings
 from flows.view.run_view import RunView
 from flows.view.screen import Screen
-from infra.files.locks import locked
 from infra.runs import RunRecord
 from infra.stack import local as stack
 from infra.supervise.team import Team
@@ -37,7 +35,7 @@ from infra.waiting import WaitedTooLong
 from schemas.addresses import LOCAL
 
 END_GRACE_S = 10.0
-LOCK_S = END_GRACE_S + 15.0
+LOCK_S = END_GRACE_S + 15.0  # a start that was killed lets go when its guard has ended its processes
 TICK_S = 0.3
 
 
@@ -97,14 +95,6 @@ def run_training(
         follower.see(lambda view: sayings.see(view.rewards))
         follower.see(notes.note_all)
     return True
-
-
-def lock_of_run(run: str, folder: Path) -> AbstractContextManager[int]:
-    """Lock a run by its report folder: one start of it goes on at a time. Gives the lock's descriptor.
-
-    A start that was killed lets go only when its guard has ended its processes.
-    """
-    return locked(folder / ".lock", what=f"run {run}", deadline_s=LOCK_S)
 
 
 class _Broker:

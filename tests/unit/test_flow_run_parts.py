@@ -21,7 +21,8 @@ from flows.flow_runs import automations, flow_run_page, watching
 from flows.flow_runs.automations import ensure_automations
 from flows.flow_runs.prefect_host import PrefectHost, tags_of
 from flows.flow_runs.watching import FlowRunWatch
-from flows.run import phases, training_phase
+from flows.run import phases
+from flows.run.folder_owner import lock_of_run
 from flows.run.host import Host, HostOrder
 from flows.run.request import RunCancelled, RunRequest, RunSuspended
 from flows.run.run_state import ask_to_stop
@@ -253,9 +254,9 @@ def test_a_second_start_of_a_run_changes_nothing_of_the_first(
     store = open_store(f"file://{tmp_path}/store")
     ask_to_stop(store, "test-1")
     before = {name: store.get(name) for name in store.list("runs")}
-    monkeypatch.setattr(training_phase, "LOCK_S", 0.0)
+    monkeypatch.setattr(phases, "LOCK_S", 0.0)
     with (
-        training_phase.lock_of_run("test-1", tmp_path / "test-1"),
+        lock_of_run("test-1", tmp_path / "test-1", 0.0),
         pytest.raises(LockHeld, match=r"run test-1 is locked by process"),
     ):
         phases.conduct(RunRequest("run.yaml", resume="test-1"), Nobody())
