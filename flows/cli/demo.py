@@ -6,6 +6,10 @@ import typer
 
 from flows.cli.shared.talk import out, plain_errors, sigterm_interrupts
 from infra.code import EXAMPLES
+from infra.gpus import visible_gpus
+
+# With one GPU, engine and learner share it: the model is tiny.
+_ONE_GPU = ("placement.share_gpus=true", "generator.gpu_memory=0.5", "generator.gpu_kv_cache_mib=256")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,7 +37,8 @@ def demo() -> None:
                 kafka=True, prefect=True,
                 progress=lambda name, text: console.print(f"[dim]{name}[/dim] {text}", highlight=False),
             )  # fmt: skip
-        carry_out(RunRequest(str(EXAMPLES / "count.yaml")), prefect=True)
+        settings = _ONE_GPU if len(visible_gpus()) == 1 else ()
+        carry_out(RunRequest(str(EXAMPLES / "count.yaml"), settings), prefect=True)
     finally:
         if not before:
             local.stop_stack()

@@ -147,5 +147,5 @@ def _show(console: Console, found: RunPlan) -> None:
     say("in parentheses: nine cases of ten lie between")
     say(f"figures from: {'; '.join(sources_of(found.inputs, found.chosen.split))}")
     say(f"settings: {settings_words(found)}", "green")
-    for line in beyond_settings(found.chosen.split):
+    for line in beyond_settings(found.chosen.split, found.spec.placement.store):
         say(line)

@@ -36,7 +36,7 @@ def runs(
     from rich.table import Table
 
     from flows.run.locations import named_store
-    from flows.run.run_state import read_states
+    from flows.run.run_state import SILENT_NOTE, read_states
 
     opened, console = named_store(store), out()
     found = read_states(opened)
@@ -52,10 +52,13 @@ def runs(
     table = Table(
         "run", "state", "iteration", "reward", "started", "last heard", "on", box=None, pad_edge=False
     )
-    for run, state in list(found.items())[:most]:
+    shown = list(found.items())[:most]
+    for run, state in shown:
         of = f" (fork of {state.fork})" if state and state.fork else ""
         table.add_row(escape(f"{run}{of}"), *_cells(state))
     console.print(table)
+    if any(state and state.now == "silent" for _, state in shown):
+        console.print(SILENT_NOTE, style="dim", highlight=False, soft_wrap=True)
     if len(found) > most:
         console.print(f"{len(found) - most} older; -n {len(found)} shows all", style="dim", highlight=False)
 

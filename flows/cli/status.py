@@ -108,6 +108,7 @@ def _run(console: Console, run: str | None, store_name: str) -> None:
 
 def _state(console: Console, state: RunState | None) -> None:
     """Say how a run stands, and of one that has ended: why, where its report is, and how to go on."""
+    from flows.run.run_state import SILENT_NOTE
     from flows.view.live import ago
     from schemas.shortening import bounded
 
@@ -116,6 +117,8 @@ def _state(console: Console, state: RunState | None) -> None:
     lines = [
         f"run {state.run}: {state.now}, last heard {ago(state.at)} from process {state.pid} on {state.host}"
     ]
+    if state.now == "silent":
+        lines.append(SILENT_NOTE)
     if state.why:
         lines.append(bounded(state.why))
     if not state.is_active or state.now == "silent":

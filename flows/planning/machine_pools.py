@@ -71,6 +71,11 @@ class MachinePool:
         machines, rest = divmod(devices, self.devices)
         return machines * (self.devices // of_each) + rest // of_each
 
+    def machines_with(self, generators: int, of_each: int, taken: int = 0) -> int:
+        """Return how many machines have so many generators beside `taken` devices; none is on two."""
+        beside = -taken % self.devices // of_each
+        return self.machines_of(taken) + max(0, -(-(generators - beside) // (self.devices // of_each)))
+
     def machines_of(self, devices: int) -> int:
         """Return how many machines have to be paid for so many devices."""
         return -(-devices // self.devices)

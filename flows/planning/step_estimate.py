@@ -104,13 +104,17 @@ class MachineSplit:
 
     def machines(self) -> dict[MachinePool, int]:
         """Return how many machines of each pool have to be paid for."""
-        used: dict[MachinePool, int] = {self.trainer.pool: self.trainer.devices}
+        trainer = self.trainer
+        found = {trainer.pool: trainer.pool.machines_of(trainer.devices)}
         for kind, count in self.generators:
-            devices, pool = count * kind.tensor_parallel, kind.pool
-            shared = self.takes_turns or pool.shares_cores
-            before = used.get(pool, 0)
-            used[pool] = min(pool.total, max(before, devices) if shared else before + devices)
-        return {pool: pool.machines_of(devices) for pool, devices in used.items()}
+            pool, each = kind.pool, kind.tensor_parallel
+            if pool.shares_cores:
+                needed = pool.machines_of(min(pool.total, count * each))
+            else:
+                beside = trainer.devices if pool == trainer.pool and not self.takes_turns else 0
+                needed = min(pool.machines, pool.machines_with(count, each, beside))
+            found[pool] = max(found.get(pool, 0), needed)
+        return found
 
     def memory_problem(self) -> str:
         """Return in words in which pool's main memory it has no room, and how much would; empty: it fits."""

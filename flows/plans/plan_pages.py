@@ -84,7 +84,7 @@ def _page(plan: RunPlan, image: bytes) -> str:
         *([f"The runner-up lost: {plan.why}"] if plan.why else []), *bubbles_of(plan.chosen.figures),
         *link_lines(plan.chosen.split, plan.chosen.figures),
         f"figures from: {'; '.join(sources_of(plan.inputs, plan.chosen.split))}",
-        *beyond_settings(plan.chosen.split),
+        *beyond_settings(plan.chosen.split, plan.spec.placement.store),
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 
 from flows.planning.machine_pools import MachinePool
 from flows.planning.main_memory import GIB_BYTES, in_gib
@@ -12,6 +13,7 @@ from flows.plans.interval import Interval
 from flows.plans.planning_inputs import PlanningInputs
 from flows.plans.run_plan import PlannedSplit, RunPlan, waits_of
 from flows.plans.simulated_split import SplitFigures
+from schemas.addresses import LOCAL
 
 TAIL = "drawing the tail"
 
@@ -30,7 +32,7 @@ def plan_row(plan: RunPlan) -> dict[str, object]:
         "runner_up": _other_row(plan.others[0]) | {"why_it_lost": plan.why} if plan.others else None,
         "others": [_other_row(one) for one in plan.others[1:]],
         "settings": plan_settings(plan),
-        "beyond_settings": beyond_settings(plan.chosen.split),
+        "beyond_settings": beyond_settings(plan.chosen.split, plan.spec.placement.store),
         "splits": {"estimated": plan.estimated, "simulated": plan.simulated},
         "sources": sources_of(plan.inputs, plan.chosen.split),
     }
@@ -170,9 +172,15 @@ def settings_words(plan: RunPlan) -> str:
     return " ".join(f"--set {name}={str(value).lower()}" for name, value in plan_settings(plan).items())
 
 
-def beyond_settings(split: MachineSplit) -> list[str]:
-    """Return in words how a split uses devices in ways for which a run file has no setting."""
-    joining = [*_joining_ranks(split), *_joining_generators(split)]
+def beyond_settings(split: MachineSplit, store: str) -> list[str]:
+    """Return in words how a split uses devices in ways for which a run file has no setting.
+
+    `store`: of the run, for commands on other machines.
+    """
+    command = f"streamrl join RUN --store {'URL' if store == LOCAL else shlex.quote(store)}"
+    joining = [*_joining_ranks(split, command), *_joining_generators(split, command)]
+    if joining and store == LOCAL:
+        joining.append("set placement.store to a URL that these machines reach: they join with it as URL")
     if len(_ranks(split)) <= 1:
         return joining
     uneven = [
@@ -184,37 +192,37 @@ def beyond_settings(split: MachineSplit) -> list[str]:
     return uneven + joining
 
 
-def _joining_ranks(split: MachineSplit) -> list[str]:
+def _joining_ranks(split: MachineSplit, command: str) -> list[str]:
     """Return the commands that start the trainer's ranks on further machines than its own."""
     pool, beyond = split.trainer.pool, split.trainer.devices - split.trainer.pool.devices
     if beyond <= 0:
         return []
-    found = _joining(pool, "further ", beyond, pool.devices, "--ranks")
+    found = _joining(pool, "further ", beyond, pool.devices, f"{command} --ranks")
     if pool.shares_cores:
         found.append("divide these --ranks by trainer.threads: a rank takes so many cores")
     return [*found, "set placement.ranks.address to an address at which they reach the trainer's machine"]
 
 
-def _joining_generators(split: MachineSplit) -> list[str]:
+def _joining_generators(split: MachineSplit, command: str) -> list[str]:
     """Return the commands that start generators on other machines than the trainer's."""
     found = []
     for kind, count in split.generators:
         pool, beyond = kind.pool, count - _beside_trainer(split, kind, count)
         which = "further " if pool == split.trainer.pool else ""
-        option = f"--site {pool.site} --generators" if pool.site else "--generators"
-        found += _joining(pool, which, beyond, max(1, pool.devices // kind.tensor_parallel), option)
+        words = f"{command} --site {pool.site} --generators" if pool.site else f"{command} --generators"
+        found += _joining(pool, which, beyond, max(1, pool.devices // kind.tensor_parallel), words)
     return found
 
 
-def _joining(pool: MachinePool, which: str, count: int, of_each: int, option: str) -> list[str]:
+def _joining(pool: MachinePool, which: str, count: int, of_each: int, words: str) -> list[str]:
     """Return the command that starts so many processes on machines, and another for a rest of them."""
     full, rest = divmod(count, of_each)
     found = []
     if full:
         where = f"each of {full} {which}machines" if full > 1 else f"one {which}machine"
-        found.append(f"on {where} of {pool.name}: streamrl join RUN {option} {of_each}")
+        found.append(f"on {where} of {pool.name}: {words} {of_each}")
     if rest:
-        found.append(f"on one {which}machine of {pool.name}: streamrl join RUN {option} {rest}")
+        found.append(f"on one {which}machine of {pool.name}: {words} {rest}")
     return found
 
 

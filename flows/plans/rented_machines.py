@@ -35,5 +35,5 @@ def _site(site: SimulatedSite, kind: GeneratorKind, split: MachineSplit) -> Simu
         return replace(site, price_per_hour=pool.price * machines / count)
     left = pool.total - (trainer.devices if pool == trainer.pool and not split.takes_turns else 0)
     return replace(
-        site, price_per_hour=pool.price * each / pool.devices, most=left // each
+        site, price_per_hour=pool.price * each / pool.devices, most=pool.most_generators(left, each)
     )  # fmt: skip

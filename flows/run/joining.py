@@ -166,7 +166,7 @@ def take_part(
     bus, topic = connect(record, "streamrl-join"), Topics(record.id, record.spec.lengths.classes).status
     gate = Gate(Heartbeat, record.id, passed_over)
     said = read_all(bus, topic, near_ends(bus, topic, _NEWEST), deadline_s=_READ_S)
-    outlook = RunOutlook(open_store(record.store), record.id)
+    outlook = RunOutlook(open_store(record.store), record)
     outlook.hear(gate.messages(said))
     if outlook.is_over():
         raise RunFailed(
@@ -189,6 +189,7 @@ def take_part(
                     say(f"{name} is process {process}; log: {team.log(name)}")
                 while not (crew.all_done or outlook.is_over() or outlook.is_paused()):
                     outlook.hear(gate.messages(status.poll(0.2)))
+                    outlook.check_heard()
                     crew.poll(0.5)
                     crew.start_again()
                     crew.check()

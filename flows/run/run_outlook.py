@@ -1,6 +1,7 @@
 """Tells processes that joined a run whether it is over, or paused, or about to go on.
 
-heartbeats      the feeder has ended, as at the run's end, in a pause, and before it is started again
+heartbeats      the feeder has ended, as at the run's end, in a pause, and before it is started again; in an
+                offline run, which has none, the trainer. Without any for long the run is lost
 runs/<run>/state.json      which of these it is, as the run's flow writes it down
 """
 
@@ -9,28 +10,36 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from flows.run.request import RunFailed
 from flows.run.run_end import RunEnd
 from flows.run.run_state import SILENT_S, RunState, read_state
+from infra.runs import RunRecord
 from infra.stores.store import Store, StoreError
 from schemas.messages import Heartbeat
 
 BACK_S = 60.0  # for the feeder of a run that goes on to be there again
+LOST_S = 3600.0  # at least so long a run may say nothing
 _LOOK_S = 1.0
 
 
 class RunOutlook:
     """Heartbeats and the state of one run, watched by this machine's clock."""
 
-    def __init__(self, store: Store, run: str) -> None:
-        self._store, self._run, self._end = store, run, RunEnd()
+    def __init__(self, store: Store, record: RunRecord) -> None:
+        spec = record.spec
+        self._store, self._run, self._end = store, record.id, RunEnd(generates=spec.generates)
+        # a process that waits in vain ends after `progress_s`, and is started again so often
+        self._lost_s = max(LOST_S, (1 + spec.placement.restarts) * spec.deadlines.progress_s)
         self._state: RunState | None = None
         self._looked_at = float("-inf")
-        self._changed_at = self._ended_at = time.monotonic()
+        self._changed_at = self._ended_at = self._heard_at = time.monotonic()
 
     def hear(self, beats: Iterable[Heartbeat]) -> None:
         """Take heartbeats of any processes, in their order."""
-        before = self._end.has_come
+        before, beats = self._end.has_come, list(beats)
         self._end.hear(beats)
+        if any(beat.role in ("feeder", "trainer") for beat in beats):
+            self._heard_at = time.monotonic()
         if self._end.has_come and not before:
             self._ended_at, self._looked_at = time.monotonic(), float("-inf")
 
@@ -42,6 +51,15 @@ class RunOutlook:
         if self._state is None or not self._state.is_active or self._state.trained or self._is_silent():
             return True
         return self._state.state != "paused" and time.monotonic() - self._ended_at > BACK_S
+
+    def check_heard(self) -> None:
+        """Raise RunFailed if the run's own processes have said nothing for so long that it is lost."""
+        silent_s = time.monotonic() - self._heard_at
+        if not self._end.has_come and silent_s > self._lost_s:
+            raise RunFailed(
+                f"feeder and trainer of run {self._run} have said nothing for {silent_s / 60:.0f} minutes: "
+                "they were killed, or this machine no longer reaches the broker. Join again when that is over"
+            )
 
     def is_paused(self) -> bool:
         """Whether the run is paused: its flow is there, and none of its processes."""

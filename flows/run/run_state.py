@@ -28,6 +28,9 @@ from schemas.shortening import bounded
 LOOK_EVERY_S = 3.0  # between looks for a request to stop
 WRITE_EVERY_S = 12.0
 SILENT_S = 90.0  # a flow that wrote nothing for so long is gone, or the clock of its machine is another
+SILENT_NOTE = (
+    "silent is by this machine's clock: if `last heard` does not grow, the run lives, and two clocks differ"
+)
 HEARD_WITHIN_S = 20.0  # a flow that lives writes within this: WRITE_EVERY_S, a look, and a slow store
 _END_S = 5.0  # for the last write: a store that is away must not hold up the end
 _MOST_BYTES = 1 << 16

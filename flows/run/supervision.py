@@ -248,13 +248,15 @@ class RunProcesses:
                 member.done, member.start_at = False, self._clock()
 
     def dismiss(self, grace_s: float) -> None:
-        """Stop all workers that still run, at once, and wait for them."""
+        """Stop all workers that still run, at once, and wait for them. `start` starts them anew."""
         try:
             for name in self._team.running:
                 self._team.stop(name, grace_s)
             until = time.monotonic() + grace_s + 5.0
             while self._team.running and time.monotonic() < until:
-                self._team.poll(0.2)
+                for ended in self._team.poll(0.2):
+                    if self._members[ended.name].retires:
+                        del self._members[ended.name]
         except GuardDied:
             return  # all workers died with the guard
 

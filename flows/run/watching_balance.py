@@ -22,14 +22,16 @@ from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
 from flows.run.gpu_claims import GpuClaims
 from flows.run.joining import join_logs, joining_generator
 from flows.run.request import RunFailed
-from flows.run.run_end import RunEnd
+from flows.run.run_outlook import RunOutlook
 from flows.run.supervision import RunProcesses
 from flows.view.follow import Follower
-from flows.view.run_view import RunView
+from infra import epochs
 from infra.bus import Bus
 from infra.errors import Explained
 from infra.run_bus import connect
 from infra.runs import RunRecord
+from infra.stores.opening import open_store
+from infra.stores.store import Store
 from infra.supervise.team import Team
 from schemas.balancing import BalanceSection
 from schemas.messages import BalanceRecord
@@ -70,6 +72,25 @@ class JoinedGenerators:
         if not (own := self._crew.generators):
             raise CannotChange("no generator of this machine is left, and others are not stopped from here")
         self._crew.retire(random.choice(own), LEAVING_S)
+
+
+class NewestActs:
+    """A staff that only the newest rebalance of a run commands: together, two could pass the most."""
+
+    acts = True
+
+    def __init__(self, staff: Staff, store: Store, run: str) -> None:
+        self._staff, self._start = staff, epochs.begin(store, run, "balancer")
+
+    def grow(self) -> None:
+        """Add a generator. Raises Replaced if a newer rebalance of the run was started anywhere."""
+        self._start.check()
+        self._staff.grow()
+
+    def shrink(self) -> None:
+        """Have a generator leave. Raises Replaced likewise."""
+        self._start.check()
+        self._staff.shrink()
 
 
 def rule_for(record: RunRecord, *, dry: bool, **given: Any) -> BalanceSection:
@@ -124,26 +145,43 @@ def keep_balanced(
     record: RunRecord, rule: BalanceSection, *, store: str, say: Callable[[str], None], decided_by: str,
     called: Staff | None = None, tick: Callable[[list[BalanceRecord]], None] = lambda decided: None,
 ) -> list[BalanceRecord]:  # fmt: skip
-    """Keep a run balanced until it has ended. Returns what was decided. No process is left.
+    """Keep a run balanced until it has ended, but not while it is paused. Returns what was decided.
 
+    No process is left. Raises Replaced if a newer rebalance of the run was started, and it would act.
     `called`: generators that are called by `rule.deployment`, if it is set.
     """
-    book, found = BalanceBook(record), list[BalanceRecord]()
+    book, found, origin = BalanceBook(record), list[BalanceRecord](), open_store(record.store)
     with ExitStack() as stack:
         claims = stack.enter_context(GpuClaims())
         team = Team(join_logs(record), holds=claims.descriptors)
         crew = RunProcesses(team, [], restarts=record.spec.placement.restarts, say=say)
+        staff = _staff(record, rule, crew, store, claims, called, origin)
         keeper = BalanceKeeper(
-            record.spec, rule, _staff(record, rule, crew, store, claims, called), book.write, book.read(),
+            record.spec, rule, staff, book.write, book.read(),
             run=record.id, decided_by=decided_by, say=say, since=time.time(),
         )  # fmt: skip
         stack.enter_context(team)
         follower = stack.enter_context(Follower(record, also=keeper.take))
         follower.wait_for(lambda view: view.live, _LOOK_S)
-        if follower.see(_is_over):
+        outlook, paused = RunOutlook(origin, record), False
+
+        def is_over() -> bool:
+            follower.see(lambda view: outlook.hear(one.beat for one in view.processes.values()))
+            return outlook.is_over()
+
+        if is_over():
             raise RunFailed(f"run {record.id} has ended or was stopped, so there is nothing to balance")
-        while not follower.see(_is_over):
+        while not is_over():
+            if outlook.is_paused() != paused:
+                paused = not paused
+                if paused:
+                    say(f"run {record.id} is paused: its balance waits until it goes on")
+                    crew.dismiss(LEAVING_S)
+                else:
+                    crew.start()
             crew.poll(_TICK_S)
+            if paused:
+                continue
             crew.start_again()
             crew.check(others=lambda: True)
             found += (decided := keeper.tick())
@@ -153,17 +191,8 @@ def keep_balanced(
 
 def _staff(
     record: RunRecord, rule: BalanceSection, crew: RunProcesses, store: str, claims: GpuClaims,
-    called: Staff | None,
+    called: Staff | None, origin: Store,
 ) -> Staff:  # fmt: skip
     if rule.dry:
         return NoGenerators()
-    if called is not None:
-        return called
-    return JoinedGenerators(crew, record, store, claims)
-
-
-def _is_over(view: RunView) -> bool:
-    """Whether the run has ended, by the newest heartbeats of its processes."""
-    end = RunEnd()
-    end.hear(process.beat for process in view.processes.values())
-    return end.has_come
+    return NewestActs(called or JoinedGenerators(crew, record, store, claims), origin, record.id)

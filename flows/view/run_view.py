@@ -104,7 +104,8 @@ class ProcessView:
         if beat.is_last:
             return beat.state
         if (silent := self.silent_s) > QUIET_S:
-            return f"silent for {silent:.0f} s (was: {beat.waits_for or beat.state})"
+            clock = "" if self.heard_at is not None else " by this machine's clock"
+            return f"silent for {silent:.0f} s{clock} (was: {beat.waits_for or beat.state})"
         if not beat.waits_for:
             return beat.state
         return f"waits {max(0.0, beat.sent_at - beat.since):.0f} s for {beat.waits_for} ← {beat.unblocked_by}"

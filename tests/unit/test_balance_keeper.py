@@ -25,6 +25,7 @@ from infra.bus import BusError
 from infra.memory_bus import MemoryBus
 from infra.roles.context import RoleContext
 from infra.runs import RunRecord
+from infra.supervise.team import Ended
 from schemas.balancing import BalanceSection
 from schemas.messages import BalanceRecord
 from schemas.topics import Topic
@@ -257,6 +258,20 @@ def test_who_leaves_may_be_killed_and_is_not_started_again(context: RoleContext)
     crew.start_again()
     crew.check()
     assert team.started.count("generator-0") == 1 and said[-1] == "generator-0 has left the run"
+
+
+def test_a_pause_starts_all_anew_but_who_was_leaving(context: RoleContext) -> None:
+    class Obeying(StoppingTeam):
+        def poll(self, wait_s: float) -> list[Ended]:
+            return [ended(name, code=3) for name in self.stopped if self.running.pop(name, None)]
+
+    team, said = Obeying(), list[str]()
+    crew = crew_of(context.record, team, said)
+    crew.retire("generator-0", 1.0)
+    crew.dismiss(1.0)
+    assert not team.running and crew.names == ["trainer", "feeder"]
+    crew.start()
+    assert sorted(team.running) == ["feeder", "trainer"] and not said
 
 
 def test_no_generator_of_its_own_can_leave(context: RoleContext) -> None:

@@ -13,14 +13,15 @@ from typing import NoReturn
 import pytest
 
 from flows.balancing.staff import CannotChange
+from flows.cli.demo import demo
 from flows.planning import measuring
 from flows.run import checks, gpu_claims, joining, watching_balance
-from flows.run.checks import problems_of
+from flows.run.checks import check, problems_of
 from flows.run.commands import GENERATOR, TRAINER, Worker, workers
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
-from flows.run.request import RunFailed
+from flows.run.request import RunFailed, RunRequest
 from flows.run.watching_balance import JoinedGenerators, keep_balanced
 from infra.gpus import VISIBLE, visible_gpus
 from infra.stack import doctor
@@ -112,6 +113,24 @@ def test_too_few_gpus_are_refused_unless_they_are_shared(
     shared = make_spec(placement={"generators": 2, "share_gpus": True})
     assert not [one for one in problems_of(shared) if "GPU" in one]
     assert shown(tmp_path, shared) == {"trainer": "0", "generator-0": "1", "generator-1": "0"}
+
+
+def test_the_demo_runs_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine and its learner share that."""
+    asked: list[RunRequest] = []
+    monkeypatch.setattr("infra.stack.local.stack_state", list)
+    monkeypatch.setattr("infra.stack.local.start_stack", lambda **_: None)
+    monkeypatch.setattr("infra.stack.local.stop_stack", lambda: None)
+    monkeypatch.setattr("flows.cli.run.carry_out", lambda request, prefect: asked.append(request))
+    for gpus in ("", "01", "0"):
+        have(monkeypatch, *gpus)
+        monkeypatch.setattr("flows.cli.demo.visible_gpus", lambda gpus=gpus: list(gpus))
+        demo()
+    assert [one.overrides for one in asked[:2]] == [(), ()], "nothing is shared"
+    spec = check(asked[2])
+    with GpuClaims() as claims:
+        dealt = claims.deal(DealtGpus.of_run(spec), spec.placement.generators)
+    assert dealt.for_ranks() == dealt.for_generator(0) == {VISIBLE: "0"}
 
 
 def test_each_rank_of_an_engine_has_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -305,6 +305,29 @@ def placed(folder: Path, **placement: Any) -> dict[str, Finding]:
     return {one.thing: one for one in look_at_places(spec_of(folder, placement=placement))}
 
 
+@pytest.mark.parametrize(
+    ("name", "address", "noted"),
+    [
+        ("ranks", "127.0.0.1", True),
+        ("ranks", "localhost", True),
+        ("ranks", "10.0.0.1", False),
+        ("ranks", "near.internal", False),
+        ("engine_ranks", "127.0.0.1", True),
+        ("engine_ranks", "127.1.2.0/24", True),
+        ("engine_ranks", "10.0.0.0/24", False),
+    ],
+)
+def test_ranks_elsewhere_that_reach_this_machine_alone_are_noted(
+    tmp_path: Path, name: str, address: str, noted: bool
+) -> None:
+    ranks = {"trainer": {"ranks": 2}, "generator": {"tensor_parallel": 2}}
+    spec = spec_of(tmp_path, placement={name: {"elsewhere": 1, "address": address}}, **ranks)
+    found = [one for one in look_at_places(spec) if one.thing == "ranks elsewhere"]
+    assert [(one.noted, one.wrong) for one in found] == ([(True, False)] if noted else [])
+    assert all(one.said.startswith(f"placement.{name}.address is {address}, which no other") for one in found)
+    assert not [one for one in look_at_places(spec_of(tmp_path, **ranks)) if one.thing == "ranks elsewhere"]
+
+
 def test_a_store_in_a_folder_is_not_made_by_looking(tmp_path: Path) -> None:
     found = placed(tmp_path, store=f"file://{tmp_path}/a/b")["store"]
     assert not found.wrong

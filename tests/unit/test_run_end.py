@@ -43,6 +43,24 @@ def test_a_run_ends_with_its_feeder_unless_that_is_started_again(
 
 
 @pytest.mark.parametrize(
+    ("states", "has_come"),
+    [
+        ([], False),
+        (["training"], False),
+        (["training", "ended"], True),
+        (["training", "failed"], True),  # the run may have given up: its state says so
+        (["training", "ended", "starting"], False),
+    ],
+)
+def test_an_offline_run_ends_with_its_trainer(states: list[str], has_come: bool) -> None:
+    """It has no feeder."""
+    end = RunEnd(generates=False)
+    for state in states:
+        end.hear([fill(Heartbeat, role="trainer", state=state)])
+    assert end.has_come == has_come
+
+
+@pytest.mark.parametrize(
     ("error", "state"), [(None, "ended"), (Stopped(), "ended"), (TokenizerError("none"), "failed")]
 )
 def test_the_last_heartbeat_says_whether_an_error_ended_the_process(

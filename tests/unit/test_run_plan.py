@@ -337,7 +337,7 @@ def test_settings_leave_no_generator_at_a_site_that_is_not_used(made: RunPlan, r
 
 
 def _uneven(split: MachineSplit) -> list[str]:
-    return [line for line in beyond_settings(split) if "streamrl join" not in line]
+    return [line for line in beyond_settings(split, "s3://b/runs") if "streamrl join" not in line]
 
 
 def test_devices_that_no_setting_says_are_said(made: RunPlan) -> None:
@@ -355,7 +355,10 @@ def test_devices_that_no_setting_says_are_said(made: RunPlan) -> None:
     )
     assert settings["generator.tensor_parallel"] == 2
     mixed = replace(split, generators=(*wide, (replace(wide[0][0], tensor_parallel=2), 1)))
-    assert "takes 4 devices: a run file has one generator.tensor_parallel" in beyond_settings(mixed)[0]
+    assert (
+        "takes 4 devices: a run file has one generator.tensor_parallel"
+        in beyond_settings(mixed, "s3://b/runs")[0]
+    )
     assert "generator.tensor_parallel" not in plan_settings(
         replace(made, chosen=replace(made.chosen, split=mixed))
     )
@@ -378,7 +381,7 @@ def _divided(
     split = MachineSplit(learner, kinds, 1.0, takes_turns=turns)
     spec = make_spec(**more)
     found = plan_settings(replace(made, spec=spec, chosen=replace(made.chosen, split=split)))
-    return found, beyond_settings(split)
+    return found, beyond_settings(split, "s3://b/runs")
 
 
 def test_a_run_starts_only_the_generators_on_the_trainers_machine(made: RunPlan) -> None:
@@ -389,27 +392,47 @@ def test_a_run_starts_only_the_generators_on_the_trainers_machine(made: RunPlan)
     assert (found["placement.generators"], lines) == (4, [])
     found, lines = _divided(made, (two, 8), (two, 4, 2))
     assert found["placement.generators"] == 0
-    assert lines == ["on one further machine of a: streamrl join RUN --generators 4"]
+    assert lines == ["on one further machine of a: streamrl join RUN --store s3://b/runs --generators 4"]
     other = pool_of("b", 4, 8, trains=False)
     found, lines = _divided(made, (one, 4), (one, 2, 2), (other, 11, 2))
     assert found["placement.generators"] == 2
     assert lines == [
-        "on each of 2 machines of b: streamrl join RUN --generators 4",
-        "on one machine of b: streamrl join RUN --generators 3",
+        "on each of 2 machines of b: streamrl join RUN --store s3://b/runs --generators 4",
+        "on one machine of b: streamrl join RUN --store s3://b/runs --generators 3",
     ]
     cores = pool_of("a", 2, 8, hardware="CPU")
     found, lines = _divided(made, (cores, 8), (cores, 7, 2))  # they share the trainer's cores
     assert found["placement.generators"] == 4
-    assert lines == ["on one further machine of a: streamrl join RUN --generators 3"]
+    assert lines == ["on one further machine of a: streamrl join RUN --store s3://b/runs --generators 3"]
+
+
+def test_machines_that_join_need_a_store_that_they_reach(made: RunPlan) -> None:
+    near, far = pool_of("a", 1, 4), pool_of("b", 1, 4, trains=False)
+    kinds = ((GeneratorKind(far, engine_of(8), 1), 4),)
+    split = MachineSplit(TrainerKind(near, LearnerTimes(1e-4), 4), kinds)
+    assert beyond_settings(split, "local") == [
+        "on one machine of b: streamrl join RUN --store URL --generators 4",
+        "set placement.store to a URL that these machines reach: they join with it as URL",
+    ]
+    alone = replace(split, generators=((GeneratorKind(near, engine_of(8), 1), 4),), takes_turns=True)
+    assert beyond_settings(alone, "local") == []
+
+
+def test_a_simulated_balance_puts_no_generator_on_two_machines() -> None:
+    near, far = pool_of("a", 1, 4), pool_of("b", 2, 8, trains=False)
+    kinds = ((GeneratorKind(far, engine_of(8), 3), 2),)
+    split = MachineSplit(TrainerKind(near, LearnerTimes(1e-4), 4), kinds, 1.0)
+    (site,) = simulated_run(spec_of_test(), split, WORKLOAD, iterations=2).sites
+    assert site.most == 4
 
 
 def test_ranks_that_the_trainers_machine_has_no_room_for_are_elsewhere(made: RunPlan) -> None:
     pool = pool_of("a", 4, 4)
     found, lines = _divided(made, (pool, 12), (pool, 2, 2))
     assert (found["trainer.ranks"], found["placement.ranks.elsewhere"]) == (12, 8)
-    assert lines[0] == "on each of 2 further machines of a: streamrl join RUN --ranks 4"
+    assert lines[0] == "on each of 2 further machines of a: streamrl join RUN --store s3://b/runs --ranks 4"
     assert "placement.ranks.address" in lines[1]
-    assert lines[2:] == ["on one further machine of a: streamrl join RUN --generators 2"]
+    assert lines[2:] == ["on one further machine of a: streamrl join RUN --store s3://b/runs --generators 2"]
     assert "placement.ranks.elsewhere" not in _divided(made, (pool, 4), (pool, 2, 2))[0]
     file = {"trainer": {"learner": "deepspeed", "ranks": 8}, "placement": {"ranks": {"elsewhere": 4}}}
     found, _ = _divided(made, (pool, 4), (pool, 2, 2), **file)
@@ -427,7 +450,9 @@ def test_machines_of_a_site_are_elsewhere(made: RunPlan) -> None:
         found, lines = _divided(made, (near, 4), (far, 8, 1), placement=placement)
         assert found["placement.generators"] == 0 and found["placement.sites.far.generators"] == 8
         assert found.get("placement.sites.far.elsewhere", is_said) is True
-        assert lines == ["on each of 2 machines of b: streamrl join RUN --site far --generators 4"]
+        assert lines == [
+            "on each of 2 machines of b: streamrl join RUN --store s3://b/runs --site far --generators 4"
+        ]
 
 
 def test_a_model_that_no_budget_holds(run_file: Path) -> None:

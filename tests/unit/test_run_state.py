@@ -118,6 +118,8 @@ def test_a_flow_that_was_killed_is_silent(record: RunRecord, monkeypatch: pytest
         old = json.loads(store.get("runs/test-1/state.json"))
     store.put("runs/test-1/state.json", json.dumps(old | {"at": time.time() - 600}).encode())
     assert "silent" in invoke(record, "runs") and "10 min ago" in invoke(record, "runs")
+    for words in (["runs"], ["status", "test-1"]):
+        assert run_state.SILENT_NOTE in invoke(record, *words)
     said = invoke(record, "stop", "test-1")
     assert said.startswith("1 run test-1 was last heard 10 min ago") and GO_ON in said
     assert "is gone, and its processes with it" in said

@@ -113,6 +113,18 @@ def test_machines_of_a_split_are_paid_whole() -> None:
     assert turns.machines() == {pool: 1}
 
 
+@pytest.mark.parametrize(
+    ("trainer", "each", "generators", "machines"),
+    [(8, 3, 5, 4), (4, 3, 5, 3), (2, 3, 6, 3), (8, 5, 3, 4), (8, 2, 12, 4), (16, 8, 1, 3)],
+)
+def test_no_generator_is_on_two_machines(trainer: int, each: int, generators: int, machines: int) -> None:
+    pool = pool_of("a", 4, 8)
+    kinds = ((GeneratorKind(pool, engine_of(4), each), generators),)
+    assert MachineSplit(TrainerKind(pool, FREE, trainer), kinds).machines() == {pool: machines}
+    alone = MachineSplit(TrainerKind(pool_of("b", 2, 8), FREE, trainer), kinds)
+    assert alone.machines()[pool] == -(-generators // (8 // each))
+
+
 def test_pools_of_a_run_file() -> None:
     here = pools_of(PlacementSection(), cores=6)
     assert [(one.name, one.devices, one.shares_cores) for one in here] == [(HERE, 6, True)]

@@ -111,7 +111,7 @@ def test_what_a_process_waits_for_and_who_would_help(view: RunView) -> None:
     view.take(beat("generator", "prompts"))
     assert view.processes["generator-0"].doing == "waits 3 s for prompts ← the feeder"
     view.take(beat("generator", "prompts", sent_at=time.time() - 60))
-    assert view.processes["generator-0"].doing == "silent for 60 s (was: prompts)"
+    assert view.processes["generator-0"].doing == "silent for 60 s by this machine's clock (was: prompts)"
     assert not view.processes["generator-0"].alive
 
 

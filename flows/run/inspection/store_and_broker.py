@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import shutil
 from collections.abc import Iterator
@@ -30,6 +31,27 @@ def look_at_places(spec: RunSpec) -> Iterator[Finding]:
         if site.cache != LOCAL and not site.elsewhere:
             yield _store(f"cache of site {name}", f"placement.sites.{name}.cache", site.cache)
     yield _broker(spec, places.bootstrap_servers)
+    yield from _meetings(spec)
+
+
+def _meetings(spec: RunSpec) -> Iterator[Finding]:
+    """Yield a note for ranks elsewhere that this machine alone can reach. Some are meant to be here."""
+    placement = spec.placement
+    for name, ranks in (("ranks", placement.ranks), ("engine_ranks", placement.engine_ranks)):
+        if ranks.elsewhere and _is_loopback(ranks.address):
+            said = (
+                f"placement.{name}.address is {ranks.address}, which no other machine reaches: for ranks on "
+                "other machines set an address of this one in their network"
+            )
+            yield Finding("ranks elsewhere", said, noted=True)
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address, the name of a machine or a network is of one machine alone."""
+    try:
+        return ipaddress.IPv4Network(address, strict=False).is_loopback
+    except ValueError:
+        return address.rstrip(".").lower() == "localhost"
 
 
 def _report(spec: RunSpec) -> Finding:
