@@ -7,11 +7,13 @@ can't be used, `infra.kafka_probe` finds out why, so that the error can say so.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from infra.bus import LARGEST_RECORD, SMALL_BATCH, BusError, NoBroker, Record
@@ -19,8 +21,12 @@ from infra.kafka_fetcher import KafkaFetcher
 from infra.kafka_probe import Trouble, trouble
 from infra.kafka_security import checked_settings, security_from_environment
 from infra.kafka_words import said_by_kafka
+from schemas.shortening import printable
 from schemas.topics import FOR_EVER, Topic
 
+_log = logging.getLogger(__name__)
+_KEPT_MS = "retention.ms"  # Kafka's setting of a topic
+_HOUR_MS = 3_600_000
 _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its own: 6-20x slower
 # How long the broker holds a fetch while there are no records; with records it answers at once. Any other
 # request on the connection waits for that answer.
@@ -64,6 +70,7 @@ class KafkaBus:
             with contextlib.suppress(TopicAlreadyExistsError):  # another process made it in between
                 if missing:
                     admin.create_topics(missing, wait_for_metadata=True)
+            self._keep_longer(admin, [topic for topic in topics if topic.name in existing])
             names = [topic.name for topic in topics]
             known = {found["name"]: len(found["partitions"]) for found in admin.describe_topics(names)}
         except KafkaError as error:
@@ -78,6 +85,32 @@ class KafkaBus:
                     f"topic {topic.name} has {known[topic.name]} partitions; the run needs "
                     f"{topic.partitions} (lengths.classes): delete the topic or use another run name"
                 )
+
+    def _keep_longer(self, admin: Any, topics: Sequence[Topic]) -> None:
+        """Have topics of an earlier start keep records as long as the run file says now.
+
+        None is shortened: that would remove records. A broker that refuses is no reason not to go on.
+        """
+        names = [one.name for one in topics if one.retention_hours is None and not one.compacted]
+        asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        now = self._retention_hours * _HOUR_MS
+        try:
+            found = admin.describe_configs(asked, config_filter="all")["topic"] if asked else {}
+            kept = {
+                name: int(settings.get(_KEPT_MS, {}).get("value", -1)) for name, settings in found.items()
+            }
+            shorter = [name for name, ms in kept.items() if 0 <= ms < now]
+            longer = [ConfigResource(ConfigResourceType.TOPIC, one, {_KEPT_MS: str(now)}) for one in shorter]
+            said = admin.alter_configs(longer, raise_on_unknown=False)["topic"] if longer else {}
+            wrong = next((str(result) for result in said.values() if result != "OK"), "")
+        except KafkaError as error:
+            shorter, wrong = names, said_by_kafka(error)
+        if shorter:
+            _log.warning(
+                "records of %s %s for %d hours (placement.kafka.retention_hours)%s", ", ".join(shorter),
+                "may not be kept" if wrong else "are now kept", self._retention_hours,
+                f": {printable(wrong, 500)}" if wrong else "",
+            )  # fmt: skip
 
     def topic_names(self) -> set[str]:
         admin = self._connect(KafkaAdminClient)
@@ -120,7 +153,7 @@ class KafkaBus:
             settings["cleanup.policy"] = "compact"
         else:
             hours = topic.retention_hours or self._retention_hours
-            settings["retention.ms"] = "-1" if hours == FOR_EVER else str(hours * 3_600_000)
+            settings[_KEPT_MS] = "-1" if hours == FOR_EVER else str(hours * _HOUR_MS)
             if topic.retention_hours and hours != FOR_EVER:
                 settings["segment.ms"] = str(hours * 900_000)  # Kafka deletes whole segments only
         if self._replication > 1:

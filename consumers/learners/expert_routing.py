@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from schemas.importing import said
 
 NO_EXPERT = -1  # in place of an expert: the router chooses
 _PROBES = 5  # tokens on which a router is tried
+_known: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # by model: its routers
 
 
 class OfModules(Protocol):
@@ -144,14 +146,21 @@ def follow(model: OfModules, batch: MicroBatch, device: torch.device) -> None:
 
     The routes stay until others are set, since a checkpointed layer is computed again later.
     """
-    if routers(model):
+    if _known_routers(model):
         set_routes(model, routes_in(batch, device))
 
 
 def set_routes(model: OfModules, routes: torch.Tensor | None) -> None:
     """Have a model's routers take routes, [tokens, layers, experts], from now on; None: choose themselves."""
-    for layer, router in enumerate(routers(model)):
+    for layer, router in enumerate(_known_routers(model)):
         router.routes = None if routes is None else routes[:, layer]
+
+
+def _known_routers(model: OfModules) -> list[Any]:
+    """Return a model's routers, which are looked for once: a model has many modules."""
+    if model not in _known:
+        _known[model] = routers(model)
+    return _known[model]
 
 
 def routes_in(batch: MicroBatch, device: torch.device) -> torch.Tensor | None:

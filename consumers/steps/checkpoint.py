@@ -158,12 +158,14 @@ class Checkpoints:
     def _collect(self, keep: int, iteration: int, trainer_epoch: int) -> None:
         """Remove all but the newest checkpoints. Manifests go first, so that none points to nothing.
 
+        The one that was just written stays, too: what claims to be newer may be damaged, or a stranger's.
         A state without a manifest was left by a dead trainer and is removed, unless it may still be written.
         """
         keys = self._store.list(self._prefix)
         known = _manifests(keys)
-        kept = {_folder(key) for key in known[-keep:]}
-        for key in known[:-keep]:
+        gone = [key for key in known[:-keep] if _order(key) != (iteration, trainer_epoch)]
+        kept = {_folder(key) for key in known if key not in gone}
+        for key in gone:
             self._store.delete(key)
         for key in keys:
             numbers = _order(key)

@@ -109,7 +109,7 @@ def held_version(folder: Path) -> int:
     """Return the version that a folder says it holds; -1 if it says none."""
     try:
         return int(json.loads((folder / VERSION_FILE).read_text())["version"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return -1
 
 
@@ -158,7 +158,7 @@ def _held(folder: Path) -> Copy | None:
         said = json.loads((folder / VERSION_FILE).read_text())
         (file,) = opened(folder).files
         return Copy(bytearray(file.read_bytes()), int(said["version"]), str(said["root"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, WeightsError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, WeightsError):
         return None
 
 

@@ -56,8 +56,10 @@ def bisect(
     commands = SuggestedCommands(run, store, archive_alone=archive)
     if as_json:
         import json
+        import math
 
-        typer.echo(json.dumps({"run": run, "when": when, **vars(found)}))
+        values = {name: one if math.isfinite(one) else None for name, one in found.values.items()}
+        typer.echo(json.dumps({"run": run, "when": when, **vars(found), "values": values}))
     elif found.step is None:
         out().print(
             f"'{when}' holds for none of the {found.looked_at} steps of {run} (replayed: {found.replays})",

@@ -17,7 +17,9 @@ import torch
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.expert_routing import NO_EXPERT, make_followers, set_routes
 from infra.quiet import no_model_bars
+from infra.weights.weights_error import WeightsError
 from schemas.expert_routes import unpack_routes
+from schemas.shortening import printable
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,23 @@ class OwnModel:
         self.is_tied = head is not None and head.weight is embeddings.weight
 
     def load(self, weights: NamedWeights) -> None:
-        """Take weights."""
+        """Take weights. All others stay as they are: an adapter changes some layers alone.
+
+        Raises WeightsError if the model has no weight of a name.
+        """
+        if unknown := sorted(weights.keys() - self._model.state_dict().keys()):
+            raise WeightsError(
+                f"the weights are of another model: {type(self._model).__name__} has no "
+                f"{printable(', '.join(unknown), 400)}"
+            )
         self._model.load_state_dict({name: one.float() for name, one in weights.items()}, strict=False)
         self._model.tie_weights()
+
+    def round_to(self, dtype: str) -> None:
+        """Round all weights to a type of numbers, such as bfloat16."""
+        kind = getattr(torch, dtype)
+        weights = self._model.state_dict().items()
+        self.load({name: one.to(kind) for name, one in weights if one.is_floating_point()})
 
     @torch.no_grad()
     def logprobs(

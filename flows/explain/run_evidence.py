@@ -161,7 +161,7 @@ class RunEvidence:
             self.handle.record.model, self.spec.sampling.temperature, follows=self.spec.model.follow_routes
         )
         if self._merging is not None:  # adapters are merged into the base in the run's own type of numbers
-            found.load(self._merging.base_tensors())
+            found.round_to(self.spec.model.dtype)
         return found
 
     @cached_property

@@ -29,8 +29,9 @@ def lock_of_run(run: str, folder: Path, deadline_s: float) -> AbstractContextMan
 def take_report_folder(record: RunRecord, folder: Path, *, new: bool, say: Callable[[str], None]) -> None:
     """Note in a report folder whose it is, and move files of another run that had the id into a sibling.
 
-    A folder that names no run, as those of older releases, is another run's only if this one is `new`. The
-    caller holds the run's lock, and nothing in the folder is open. Raises RunFailed if files can't be moved.
+    A folder that names no run, as those of older releases, is another run's only if this one is `new`, or a
+    fork that was made after all of the files: its first start is a resume. The caller holds the run's lock,
+    and nothing in the folder is open. Raises RunFailed if files can't be moved.
     """
     if not record.identity:  # a run of an older release can't be told from others
         return
@@ -38,8 +39,9 @@ def take_report_folder(record: RunRecord, folder: Path, *, new: bool, say: Calla
         held = _identity(folder)
         if held == record.identity:
             return
-        others = [entry for entry in folder.iterdir() if entry.name != _LOCK] if held or new else []
-        if others:
+        others = [entry for entry in folder.iterdir() if entry.name != _LOCK]
+        newest = max((entry.lstat().st_mtime for entry in others), default=0.0)
+        if others and (held or new or (record.fork is not None and newest < record.created_at)):
             aside = _free_sibling(folder)
             make_private(aside)
             # The identity is last: a move that is cut off is then taken up by the next start.

@@ -49,6 +49,8 @@ def locked(path: Path, *, what: str, deadline_s: float) -> Iterator[int]:
                         f"\n  → wait for it, or end it: kill {holder}"
                     ) from None
                 time.sleep(0.05)
+            except OSError as error:  # a file system without locks
+                raise _no_lock(path, what, error) from error
         try:
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)

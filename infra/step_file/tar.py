@@ -48,13 +48,14 @@ class TarWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._stream.write(b"\0" * 2 * _BLOCK)
-            self._stream.flush(zstandard.FLUSH_FRAME)
-        self._file.close()
-        if error is None:
-            self._temporary.replace(self._path)
-        else:
+        try:
+            with self._file:
+                if error is None:
+                    self._stream.write(b"\0" * 2 * _BLOCK)
+                    self._stream.flush(zstandard.FLUSH_FRAME)
+            if error is None:
+                self._temporary.replace(self._path)
+        finally:
             self._temporary.unlink(missing_ok=True)
 
 

@@ -118,12 +118,21 @@ class FileStore:
         return found
 
     def list(self, prefix: str) -> list[str]:
-        folder = self._root / prefix
-        files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".tmp"))
+        files = (path for path in self._files(prefix) if path.is_file() and not path.name.endswith(".tmp"))
         found = sorted(str(path.relative_to(self._root)) for path in files)
         if not found:
             self._check()
         return found
+
+    def _files(self, prefix: str) -> Iterator[Path]:
+        """Yield all files under a folder. Folders that somebody removes meanwhile are passed over."""
+
+        def failed(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+                raise StoreError(f"{self.url}/{prefix} can't be listed: {error}") from error
+
+        for folder, _, names in os.walk(self._root / prefix, onerror=failed):
+            yield from (Path(folder, name) for name in names)
 
     def delete(self, key: str) -> None:
         self._check()
@@ -136,7 +145,7 @@ class FileStore:
         """Remove temporary files of killed writes, if older than the grace. Return how many there were."""
         self._check()
         before, found = time.time() - file_grace_s, 0
-        for path in (self._root / prefix).rglob(".*.tmp"):
+        for path in self._files(prefix):
             with contextlib.suppress(OSError):  # its writer has just removed it, or it is not ours
                 if _TEMPORARY.fullmatch(path.name) and path.stat().st_mtime < before:
                     path.unlink()

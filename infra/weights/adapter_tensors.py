@@ -97,7 +97,7 @@ def lora_of(raw: bytes, where: str) -> LoraSection:
             raise WeightsError(f"{where} is of kind {said['peft_type']}, and only LORA can be merged here")
         rank, alpha = int(said["r"]), float(said["lora_alpha"])
         return LoraSection(rank=rank, alpha=alpha * math.sqrt(rank) if said.get("use_rslora") else alpha)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightsError(f"{where} is no configuration of an adapter: {error!r}") from error
 
 

@@ -41,7 +41,8 @@ class FourBits:
         if self.codes.is_cuda:
             from infra.weights.four_bits_gpu import whole_there
 
-            return whole_there(self.codes, self.largest, values(self.codes.device), size).view(self.shape)
+            known = values(self.codes.device)
+            return whole_there(self.codes, self.largest, known, size, BLOCK_WEIGHTS).view(self.shape)
         return _whole(self.codes, self.largest).reshape(-1)[:size].view(self.shape)
 
 

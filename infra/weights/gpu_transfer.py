@@ -50,7 +50,7 @@ def settled(device: torch.device) -> None:
 
 
 def uploaded(device: torch.device, *arrays: Array) -> list[torch.Tensor]:
-    """Return arrays on a GPU, flat, in one transfer. Unsigned numbers of two and more bytes become signed."""
+    """Return arrays on a GPU, flat, in one transfer. Unsigned numbers become signed, as GPU bits are."""
     begins, end = [], 0
     for array in arrays:
         begins.append(end)
@@ -78,5 +78,4 @@ def downloaded(*tensors: torch.Tensor) -> list[Array]:
 
 
 def _type(array: Array) -> torch.dtype:
-    kind = array.dtype if array.itemsize == 1 else np.dtype(f"i{array.itemsize}")
-    return torch.from_numpy(np.empty(0, kind)).dtype
+    return torch.from_numpy(np.empty(0, f"i{array.itemsize}")).dtype

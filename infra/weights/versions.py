@@ -301,7 +301,8 @@ class WeightStore:
                 progress(done, whole)
         found = model_digests(copy.model)
         if wrong := sorted(name for name, tensor in target.tensors.items() if found[name] != tensor.digest):
-            raise WeightsError(
+            error = WeightsError if paths else StaleTile  # without a path, the copy should have been right
+            raise error(
                 f"{self._store.url}/{self.manifest_key(target.version)}: its chunks make wrong bits of "
                 f"{', '.join(wrong[:3])}"
             )

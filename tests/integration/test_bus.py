@@ -122,6 +122,23 @@ def test_compacted_topics_are_made_compacted(kafka: str) -> None:
     assert "compact" in described
 
 
+def test_topics_that_are_there_keep_records_longer_if_the_run_file_says_so(kafka: str) -> None:
+    from kafka import KafkaAdminClient
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    topic = Topic(f"t-{uuid4().hex}", 1)
+    for hours in (48, 500, 24):  # none is shortened
+        KafkaBus(kafka, retention_hours=hours).create_topics([topic])
+    admin = KafkaAdminClient(bootstrap_servers=kafka)
+    try:
+        found = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic.name)])
+    finally:
+        admin.close()
+    kept = {name: one["value"] for name, one in found["topic"][topic.name].items()}
+    assert kept["retention.ms"] == str(500 * 3_600_000)
+    assert "max.message.bytes" in kept, "other settings stay"
+
+
 def test_no_broker_is_said_with_what_to_do() -> None:
     with pytest.raises(BusError, match=r"127\.0\.0\.1:1 can't be reached.*streamrl up"):
         KafkaBus("127.0.0.1:1").create_topics([Topic("t", 1)])

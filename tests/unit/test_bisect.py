@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from flows.cli import app
-from flows.run.bisecting import _by_replays
+from flows.run.bisecting import Bisected, _by_replays
 from flows.run.predicates import BadPredicate, Predicate, predicate
 from infra import runs
 from tests.factories import make_context, make_spec, make_tiny_model
@@ -110,3 +112,16 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     mine.write_text("def late(values):\n    return values['step'] >= 6\n")
     said = json.loads(CliRunner().invoke(app, [*words, f"{mine}:late"]).stdout)
     assert said["step"] == 6
+
+
+def test_what_is_no_number_is_null_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    values = {"grad_norm": math.nan, "apart_gradient": math.inf, "nan": 1.0}
+    opened = SimpleNamespace(again=None, handle=None)
+    monkeypatch.setattr("flows.run.replaying.replaying", lambda *_, **__: nullcontext(opened))
+    monkeypatch.setattr("flows.run.bisecting.bisect_run", lambda *_: Bisected(3, values, 0, 9))
+    result = CliRunner().invoke(app, ["bisect", "test-1", "--json", "--when", "nan"])
+    said = json.loads(result.stdout, parse_constant=refuse)
+    assert said["values"] == {"grad_norm": None, "apart_gradient": None, "nan": 1.0}

@@ -108,3 +108,16 @@ def test_an_older_one_stands_in_for_a_damaged_one(tmp_path: Path) -> None:
     assert found is not None
     assert found[0].iteration == 1
     assert "i000002-e00/state.safetensors has other bits" in told[0]
+
+
+def test_the_newest_stays_beside_one_that_claims_to_be_newer(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    checkpoints = Checkpoints(store, "r-1")
+    store.put("runs/r-1/checkpoints/i000900-e09/manifest.json", b"a stranger's")
+    for iteration in (4, 5, 6):
+        save(checkpoints, iteration, keep=1)
+        found = checkpoints.latest(warn)
+        assert found is not None
+        assert found[0].iteration == iteration
+    left = {key.split("/")[3] for key in store.list("runs/r-1/checkpoints")}
+    assert left == {"i000006-e00", "i000900-e09"}

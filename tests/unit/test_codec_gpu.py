@@ -20,6 +20,7 @@ from infra.weights.codec.groups import BANDED, ROWED, SAME, WHOLE
 from infra.weights.codec.tiles import tile_hash
 from infra.weights.digest import digests_of
 from infra.weights.gpu_bits import GpuBits, gpu_bits_of
+from infra.weights.gpu_transfer import uploaded
 from tests.triton_kernels import check_compiles, interpreted, print_launches
 
 
@@ -136,6 +137,14 @@ def launches() -> None:
             list(chunks.encode_model(there(old), there(new)))
 
     print_launches(gpu_kernels, work)
+
+
+@pytest.mark.parametrize("dtype", ["U8", "BF16", "F32"])
+def test_old_weights_are_brought_over_as_new_ones_lie_there(dtype: str) -> None:
+    bits = Bits(dtype, (3000,), drawn(dtype, 0.0, 3000)[0])
+    (brought,), lies = uploaded(torch.device("cpu"), bits.data), there({"t": bits})["t"].tensor
+    assert brought.dtype == lies.dtype
+    assert not bool((brought != lies).any())
 
 
 @pytest.mark.parametrize("compares", [hashes, same_chunks, finite, digests])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from msgspec.structs import replace as changed
 
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import TrainingRow
-from consumers.learners import forward, sharded_loading
+from consumers.learners import expert_routing, forward, sharded_loading
 from consumers.learners.expert_routing import (
     RouterDiffers,
     make_followers,
@@ -215,3 +216,25 @@ def test_a_router_that_chooses_otherwise_than_when_it_was_tried_ends_the_step() 
     odd.routes = torch.zeros(1, 2, dtype=torch.int16)  # type: ignore[assignment]
     with pytest.raises(RouterDiffers, match=r"set model\.follow_routes to false"):
         odd(torch.randn(1, 8))
+
+
+def test_routers_are_looked_for_once_a_model(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Any] = []
+
+    def look(model: Any) -> list[Any]:
+        looked.append(None)
+        return routers(model)
+
+    monkeypatch.setattr(expert_routing, "routers", look)
+    for model in (folders["mixtral"], str(make_tiny_model(Path(folders["mixtral"]).with_name("dense")))):
+        watched = Watched(model)
+        looked.clear()
+        for _ in range(2):
+            watched.step(samples_of())
+        assert len(looked) == 1
+    known = len(expert_routing._known)
+    del watched
+    gc.collect()
+    assert len(expert_routing._known) < known, "a model that is gone is forgotten"

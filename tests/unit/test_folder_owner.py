@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from flows.run.folder_owner import IDENTITY_FILE, take_report_folder
 from flows.run.request import RunFailed
 from infra.files.locks import LockHeld, locked
-from infra.runs import RunRecord
+from infra.runs import ForkOrigin, RunRecord
 from tests.factories import make_spec
 
 
@@ -88,3 +90,17 @@ def test_a_new_run_has_its_folder_for_itself(tmp_path: Path) -> None:
     (tmp_path / "count-1").mkdir()
     assert take(tmp_path / "count-1", "new") == []
     assert names(tmp_path) == ["count-1"] and names(tmp_path / "count-1") == [IDENTITY_FILE]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_fork_has_its_folder_for_itself_though_its_first_start_is_a_resume(
+    folder: Path, later: bool
+) -> None:
+    """A file that came after the fork was made is the fork's own, from an older release."""
+    origin, made = ForkOrigin(run="count-0", step=1, iteration=1), time.time() + 3600
+    if later:
+        os.utime(folder / "metrics.jsonl", (made + 60, made + 60))
+    fork = record("fork").model_copy(update={"fork": origin, "created_at": made})
+    take_report_folder(fork, folder, new=False, say=lambda text: None)
+    assert (names(folder) == [".lock", IDENTITY_FILE]) is not later
+    assert folder.with_name("count-1.before-1").exists() is not later

@@ -68,8 +68,12 @@ def kernel() -> None:
     def work() -> None:
         for size in SIZES:
             bits = rounded(drawn(size))
-            found = four_bits_gpu.whole_there(bits.codes, bits.largest, values(bits.codes.device), size)
+            known = values(bits.codes.device)
+            found = four_bits_gpu.whole_there(bits.codes, bits.largest, known, size, BLOCK_WEIGHTS)
             assert torch.equal(found, bits.whole())
+            doubled = bits.largest.repeat_interleave(2)
+            halves = four_bits_gpu.whole_there(bits.codes, doubled, known, size, BLOCK_WEIGHTS // 2)
+            assert torch.equal(halves, found)
 
     print_launches(four_bits_gpu, work)
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace as changed
 
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import TorchLearner, unscored
 from consumers.losses.loss import Needs
 from flows.explain.own_model import OwnModel, RoutedAnswer
+from infra.weights.weights_error import WeightsError
 from schemas.expert_routes import pack_routes
 from tests.factories import TINY_MIXTURES, make_sample, make_spec, make_tiny_mixture
 
@@ -77,3 +79,19 @@ def test_tokens_beside_a_prompt_have_no_routes(folder: Path) -> None:
 def test_rounding_is_that_of_the_same_experts(folder: Path) -> None:
     own, read = own_model(folder), RoutedAnswer.of(routed_row(folder))
     assert 0 < own.rounding(read).max() < 0.2
+
+
+def test_weights_of_another_model_are_refused(folder: Path) -> None:
+    own, read = own_model(folder), RoutedAnswer.of(routed_row(folder))
+    before = own.logprobs(read)
+    with pytest.raises(WeightsError, match=r"has no model\.layers\.7\.input_layernorm\.weight, x"):
+        own.load({"x": torch.zeros(1), "model.layers.7.input_layernorm.weight": torch.zeros(1)})
+    np.testing.assert_array_equal(own.logprobs(read), before)
+
+
+def test_weights_of_experts_are_rounded_too(folder: Path) -> None:
+    own = own_model(folder)
+    own.round_to("bfloat16")
+    weights = own._model.state_dict()
+    assert any("experts" in name for name in weights)
+    assert all(torch.equal(one, one.bfloat16().float()) for one in weights.values())

@@ -205,6 +205,7 @@ def test_what_only_peft_can_merge_is_said(model: Path, tmp_path: Path) -> None:
         ({"bias": "all"}, "it has bias"),
         ({"peft_type": "IA3"}, "it is of kind IA3"),
         ({"r": None}, "it is no configuration of an adapter"),
+        ({"r": math.inf}, "it is no configuration of an adapter"),
     ):
         with pytest.raises(WeightsError, match=why):
             lora_of(json.dumps({**said, **change}).encode(), "it")

@@ -100,6 +100,18 @@ def test_a_lock_on_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
         raise AssertionError("nobody holds it")
 
 
+def test_a_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks.fcntl, "flock", none)
+    with (
+        pytest.raises(LockError, match=r"the stack can't be locked: .*lock: No locks available"),
+        locked(tmp_path / "lock", what="the stack", deadline_s=0.1),
+    ):
+        raise AssertionError("nobody holds it")
+
+
 def test_tail_of_a_log_and_of_no_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join(str(n) for n in range(10_000)))
     assert tail(tmp_path / "log", lines=2) == "9998\n9999"

@@ -29,6 +29,7 @@ from infra.bus import Record
 from infra.keys import SIGNING, TRUSTED
 from infra.step_file.index import StepFileError
 from infra.step_file.layout import can_count, laid_out, packed_records, restored, unpacked_records
+from infra.step_file.tar import TarWriter
 from infra.step_file.unpacking import open_step_file
 from infra.weights.bits import Bits, kind_of
 from schemas.messages import Sample
@@ -413,3 +414,10 @@ def _bits(dtype: str, raw: bytes) -> Bits:
 def test_records_come_back_as_they_were(some: list[tuple[int, int, bytes, bytes]]) -> None:
     records = [Record("topic", *one) for one in some]
     assert list(unpacked_records(packed_records(records), "topic", "here")) == records
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_no_half_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / ".a.tar.zst.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"), TarWriter(tmp_path / "a.tar.zst") as tar:
+        tar.add("index.json", 2, [b"{}"])
+    assert not list(tmp_path.iterdir())

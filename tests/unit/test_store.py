@@ -8,6 +8,7 @@ import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.exceptions import (
@@ -21,6 +22,7 @@ from fsspec.exceptions import FSTimeoutError
 
 import infra.stores.s3_store
 from infra.stores.opening import open_store
+from infra.stores.orphans import sweep
 from infra.stores.s3_refusals import explained
 from infra.stores.store import Exists, Missing, Store, StoreError
 from tests.fakes.s3 import Answer, Scripted, scripted
@@ -189,3 +191,33 @@ def test_a_disk_error_names_the_object(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(StoreError, match=r"store/a/x can't be written: .*No space left on device"):
         open_store(f"file://{tmp_path}/store").put_new("a/x", b"1")
     assert not list((tmp_path / "store").rglob("*x*"))
+
+
+def test_a_folder_that_is_removed_meanwhile_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run is removed while another one is looked for."""
+    store, scan = open_store(f"file://{tmp_path}/store"), os.scandir
+    for key in ("runs/a/deep/run.json", "runs/b/run.json"):
+        store.put(key, b"1")
+
+    def removed(path: str | Path) -> Any:
+        if Path(path).name == "deep":
+            (Path(path) / "run.json").unlink()
+            Path(path).rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", removed)
+    assert store.list("runs") == ["runs/b/run.json"]
+    assert sweep(store, "runs") == 0
+
+
+def test_a_folder_that_can_not_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = open_store(f"file://{tmp_path}/store")
+    store.put("runs/a/run.json", b"1")
+    monkeypatch.setattr(os, "scandir", broken)
+    with pytest.raises(StoreError, match=r"store/runs can't be listed: .*Input/output error"):
+        store.list("runs")

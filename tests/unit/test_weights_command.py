@@ -109,3 +109,32 @@ def test_what_is_wrong_is_said(steps: list[Path], tmp_path: Path) -> None:
     root = root_digest({name: tensor["digest"] for name, tensor in others.items()})
     file.write_text(json.dumps(said | {"tensors": others, "root": root}))
     assert "from version 0: this path makes other bits than the version has" in run("verify", url, code=1)
+
+
+@pytest.mark.parametrize("at", [1e17, 1e300, -1e12, -1.0, 253402300799.0])
+def test_a_time_of_no_calendar_is_shown_as_it_is(at: float, steps: list[Path], tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/mine"
+    run("push", steps[0], url)
+    file = tmp_path / weights_at(url).manifest_key(0)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"created_at": at}))
+    shown = run("ls", url) + run("show", url)
+    assert abs(at) < 1e12 or shown.count(f"at Unix time {at:g}") == 2
+
+
+def test_a_folder_that_was_changed_is_mended_by_its_own_version(steps: list[Path], tmp_path: Path) -> None:
+    url, out = f"file://{tmp_path}/mine", tmp_path / "out"
+    run("push", steps[0], url)
+    run("pull", url, out)
+    file, whole = out / "model.safetensors", (out / "model.safetensors").read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    run("pull", url, out)
+    assert file.read_bytes() == whole
+
+
+def test_a_folder_that_names_an_impossible_version_is_pulled_anew(steps: list[Path], tmp_path: Path) -> None:
+    url, out = f"file://{tmp_path}/mine", tmp_path / "out"
+    run("push", steps[0], url)
+    run("pull", url, out)
+    (out / "weights.json").write_text('{"run": "mine", "version": 1e999, "root": "x"}')
+    run("pull", url, out)
+    assert json.loads((out / "weights.json").read_text())["version"] == 0

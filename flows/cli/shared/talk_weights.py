@@ -79,7 +79,10 @@ def in_bytes(count: float) -> str:
 
 
 def when(at: float) -> str:
-    """Write a Unix time as date and time of this time zone."""
+    """Write a Unix time as date and time of this time zone; as it is if no calendar has it."""
     import datetime
 
-    return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # a manifest may say any finite number
+        return f"at Unix time {at:g}"
