@@ -67,6 +67,7 @@ class _Progress:
     busy_s: float = 0.0
     slot_s: float = 0.0  # the same for each sample that ran: by `busy_s` it is the mean batch
     full_s: float = 0.0  # of `busy_s`, while nearly all slots were taken
+    scoring_s: float = 0.0  # while rewards were awaited
 
     def add(self, seconds: float, running: int, slots: int) -> None:
         """Count some time, in which so many samples ran."""
@@ -156,6 +157,7 @@ class Generator:
                 self._report(drawing=running > 0)
                 since, before = time.monotonic(), since
                 self._progress.add(since - before, running, self._spec.generator.slots)
+                self._progress.scoring_s += (since - before) * bool(self._scoring)
                 self._count()
                 if mine:
                     others.progress()
@@ -353,6 +355,8 @@ class Generator:
             drawn=self._drawing.tokens,
             running=self._decoding.running + len(self._scoring), busy_s=self._progress.busy_s,
             slot_s=self._progress.slot_s, full_s=self._progress.full_s,
+            # it grows, so that a run goes on while a reward waits: rewards have a deadline of their own
+            awaited_rewards=int(self._progress.scoring_s),
             failed_rewards=self._progress.failed_rewards, version=self._decoding.version,
             installs=self._decoding.installs, pause_s=self._decoding.pause_s,
         )  # fmt: skip
@@ -390,7 +394,7 @@ def body(context: RoleContext) -> None:
     engine = RemoteEngine(options, bell, deadline_s=spec.deadlines.start_s, inherits=turn.descriptors).open()
     to_text = stopping_of(context.record.model, spec).text
     generator = Generator(context, engine, RewardPool(spec.task), to_text, bell, turn).open()
-    engine.wait_until_ready()
+    engine.wait_until_ready(context.check_stop)
     context.loaded()
     context.log.info("engine ready after %.1f s", time.monotonic() - began)
     generator.run()

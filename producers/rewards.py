@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -87,8 +86,6 @@ class _Worker:
 
     def lines(self) -> tuple[list[bytes], bool]:
         """Return the complete answers that have come, and whether the worker is gone."""
-        if not select.select([self.answers], [], [], 0)[0]:
-            return [], False
         try:
             data = os.read(self.answers, 1 << 16)
         except BlockingIOError:

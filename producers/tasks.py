@@ -52,11 +52,12 @@ def first_problems(task: TaskSection, split: str, most: int) -> list[Problem]:
 def identified(rows: Iterable[Any], task: TaskSection, split: str) -> Iterator[Problem]:
     """Yield rows as problems, each with a unique id. Raises TaskError for a row that can't be used."""
     seen: dict[str, int] = {}
+    alike: dict[str, Iterator[int]] = {}
     for number, row in enumerate(rows):
         problem = checked_problem(row, number, task)
         name = problem["id"]
         if name is None:
-            name = _name_by_prompt(problem["prompt"], seen)
+            name = _name_by_prompt(problem["prompt"], seen, alike)
         elif name in seen:
             raise TaskError(
                 f"two problems of split {split!r} have the id {shown(name)}: problems {seen[name]} and "
@@ -66,14 +67,15 @@ def identified(rows: Iterable[Any], task: TaskSection, split: str) -> Iterator[P
         yield {**problem, "id": name}
 
 
-def _name_by_prompt(prompt: PromptContent, seen: Mapping[str, int]) -> str:
+def _name_by_prompt(prompt: PromptContent, seen: Mapping[str, int], alike: dict[str, Iterator[int]]) -> str:
     """Name a problem by a hash of its prompt.
 
-    If several share the prompt, the second gets "-2", and so on.
+    If several share the prompt, the second gets "-2", and so on. `alike`: the next number, by hash.
     """
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return next(one for n in itertools.count(1) if (one := name if n == 1 else f"{name}-{n}") not in seen)
+    numbers = alike.setdefault(name, itertools.count(1))
+    return next(one for n in numbers if (one := name if n == 1 else f"{name}-{n}") not in seen)
 
 
 def _has_more(rows: Iterator[Any]) -> bool:

@@ -294,7 +294,8 @@ class KafkaSection(Section):
         24 * 14,
         gt=0,
         le=1_000_000,
-        description="Hours for which samples and prompts are kept. Replay needs them. A resumed run may have more.",
+        description="Hours for which samples and prompts are kept. Replay needs them. "
+        "A resumed run may have more.",
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from infra.stack import local
 from infra.stack.paths import StackPaths
 from infra.stack.s3 import S3Access
-from tests.stacks import own_broker
+from tests.stacks import ending_with_us, own_broker
 from tests.wheels import build_wheel, install_wheel
 
 TESTS = Path(__file__).parent
@@ -70,22 +70,18 @@ def s3_home(new_home: Callable[[str], StackPaths]) -> StackPaths:
 @pytest.fixture(scope="session")
 def s3(s3_home: StackPaths) -> Iterator[S3Access]:
     """The session's S3 server: `.endpoint_url`, `.bucket`, `.url`, and `.env()` with the keys."""
-    try:
+    with ending_with_us(s3_home):
         access = local.start_stack(kafka=False, s3=True, prefect=False, paths=s3_home).s3
         assert access is not None
         yield access
-    finally:
-        local.stop_stack(paths=s3_home)
 
 
 @pytest.fixture(scope="session")
 def prefect_stack(new_home: Callable[[str], StackPaths]) -> Iterator[local.Stack]:
     """The session's Prefect server; `.env()` is what its clients need."""
     paths = new_home("prefect")
-    try:
+    with ending_with_us(paths):
         yield local.start_stack(kafka=False, prefect=True, paths=paths)
-    finally:
-        local.stop_stack(paths=paths)
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,12 @@ class VllmServer:
         except OSError:
             return False
 
+    def shared_memory(self) -> set[Path]:
+        """The files in /dev/shm that its processes have mapped."""
+        assert self.process is not None
+        ours = psutil.Process(self.process.pid).children(recursive=True)
+        return {Path(one.path) for each in ours for one in each.memory_maps() if "/dev/shm/" in one.path}
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End it, with all of its processes."""
         if self.process is None:
@@ -84,6 +90,7 @@ class VllmServer:
             kill(self.process)
         for one in others:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                if "resource_tracker" not in str(one.cmdline()):  # it removes shared memory, and ends then
+                    one.kill()
         psutil.wait_procs(others, 10)
         self.process = None

@@ -1,5 +1,7 @@
 """What the tests of the local stack share: looking at its processes without trusting its own books."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,16 +11,41 @@ import psutil
 from infra.stack import local
 from infra.stack.paths import StackPaths
 
+ROOT = Path(__file__).parents[1]
+
+_STOP_AFTER_US = """
+import sys
+from pathlib import Path
+home = Path(sys.stdin.read())
+from infra.stack import local
+from infra.stack.paths import StackPaths
+local.stop_stack(paths=StackPaths.locate(home))
+"""
+
+
+@contextmanager
+def ending_with_us(paths: StackPaths) -> Iterator[None]:
+    """Services that are started within end with it, and also if this process is killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _STOP_AFTER_US], cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True
+    ) as stops:
+        assert stops.stdin is not None
+        stops.stdin.write(bytes(paths.home))
+        stops.stdin.flush()
+        try:
+            yield
+        finally:
+            local.stop_stack(paths=paths)
+            stops.kill()
+
 
 @contextmanager
 def own_broker(paths: StackPaths) -> Iterator[str]:
     """A broker of its own; its bootstrap servers."""
-    try:
+    with ending_with_us(paths):
         address = local.start_stack(kafka=True, prefect=False, paths=paths).bootstrap_servers
         assert address is not None
         yield address
-    finally:
-        local.stop_stack(paths=paths)
 
 
 def words_of(process: psutil.Process) -> list[str]:

@@ -52,6 +52,7 @@ OF_ROLE: Mapping[str, _Names] = {
         "step_s": ("streamrl_generator_step_seconds", "Time of a step, by a line through measured ones ..."),
         "sample_s": ("streamrl_generator_step_sample_seconds", "... and the further time of each sample."),
         "failed_rewards": ("streamrl_generator_failed_rewards_total", "Rewards that failed."),
+        "awaited_rewards": ("streamrl_generator_awaited_rewards_total", "Whole seconds of reward waits."),
         "version": ("streamrl_generator_weights_version", "Version of the weights that it generates with."),
         "installs": ("streamrl_generator_installs_total", "Versions of the weights that were installed."),
         "pause_s": ("streamrl_generator_install_pause_seconds_total", "Time that this held up samples."),

@@ -385,7 +385,8 @@ class ServedEngine:
         self._streams.cancel([one.name for one in self._streams.answers])
         with contextlib.suppress(EngineError):  # it is gone, or somebody else's
             if self._link.claim:
-                self._link.post(RELEASE_PATH)
+                # a server that hangs must not keep a start from saying so before the generator gives up
+                self._link.post(RELEASE_PATH, within_s=self._deadline / 20)
         self._link.close()
 
 

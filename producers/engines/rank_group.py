@@ -10,15 +10,12 @@ moves what they sum.
 
 from __future__ import annotations
 
-import glob
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import wraps
-from pathlib import Path
 from typing import Any
 
 from infra import choices
@@ -30,10 +27,10 @@ from producers.engines.known_layout import layout_known, no_pickles
 from producers.engines.rank_meeting import EngineMeeting, FarMeeting
 from producers.engines.same_cache import check_same_cache
 from producers.engines.scatter import HeldWeights
+from producers.engines.shared_names import without_names
 from producers.engines.shared_plan import Share, SharedPlan
 from producers.engines.stretched_executor import stretched_executor
 
-_SHARED_MEMORY = Path("/dev/shm")
 _COMMUTES = 2  # ranks up to which the order of a sum does not matter
 
 
@@ -117,10 +114,12 @@ def _executor(rank: EngineRank) -> type[Any]:
 def joined_ranks(rank: EngineRank | None) -> Iterator[None]:
     """Change how vLLM connects ranks, while an engine is made; None: it has one rank.
 
-    Its queue of messages, which nobody uses here, would stay behind if this process were killed.
+    Its file by which a rank alone meets itself would stay behind, and if this process were killed, its queue
+    of messages, too, which nobody uses here.
     """
     if rank is None:
-        yield
+        with _alone():
+            yield
         return
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
@@ -134,6 +133,19 @@ def joined_ranks(rank: EngineRank | None) -> Iterator[None]:
 
 
 @contextmanager
+def _alone() -> Iterator[None]:
+    """Have a rank meet itself in memory."""
+    from torch import distributed
+
+    plain = distributed.FileStore
+    distributed.FileStore = lambda *given: distributed.HashStore()
+    try:
+        yield
+    finally:
+        distributed.FileStore = plain
+
+
+@contextmanager
 def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
     """Like `joined_ranks`, for what vLLM has on CPUs.
 
@@ -144,7 +156,7 @@ def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
 
     plain = shared._CPUSHMDistributed._init_cpu_shm
     asks = shared.CpuCommunicator._all_group_ranks_share_shm_group_name
-    shared._CPUSHMDistributed._init_cpu_shm = _without_names(plain)
+    shared._CPUSHMDistributed._init_cpu_shm = without_names(plain)
     near = not isinstance(rank.meeting, FarMeeting)
     shared.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: near
     if rank.slicing.layout.tensor > _COMMUTES:
@@ -155,20 +167,6 @@ def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
     finally:
         shared._CPUSHMDistributed._init_cpu_shm = plain
         shared.CpuCommunicator._all_group_ranks_share_shm_group_name = asks
-
-
-def _without_names(plain: Callable[[Any], int]) -> Callable[[Any], int]:
-    """Remove the names of a group's shared memory as soon as all its ranks have mapped it."""
-
-    @wraps(plain)
-    def init(self: Any) -> int:
-        handle = plain(self)
-        for file in _SHARED_MEMORY.glob(f"{glob.escape(self.group_name)}*"):
-            with suppress(FileNotFoundError):  # another rank was faster
-                file.unlink()
-        return handle
-
-    return init
 
 
 def add_in_order(communicator: Any, values: Any) -> Any:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
 
 import msgspec
@@ -44,6 +44,8 @@ from producers.engines.engine_messages import (
     Submit,
     Took,
 )
+
+_LOOK_S = 0.5
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Report]).decode
@@ -89,11 +91,19 @@ class RemoteEngine:
         """The id of the engine process."""
         return self._process.pid
 
-    def wait_until_ready(self) -> None:
-        """Wait until the engine can take requests. Raises EngineError if that takes too long."""
+    def wait_until_ready(self, check: Callable[[], None] = lambda: None) -> None:
+        """Wait until the engine can take requests. Raises EngineError if that takes too long.
+
+        `check` is called meanwhile, and may raise to end the wait.
+        """
         with_machines = 2 if self._options.far else 1  # first it waits for other machines as long
         deadline_s = with_machines * self._deadline
-        self._await(Ready, f"to be ready ({deadline_s:.0f} s in all)", deadline_s)
+        until = time.monotonic() + deadline_s
+        while self._reports.empty() and time.monotonic() < until:
+            check()
+            self._bell.wait(_LOOK_S)
+            self._bell.clear()
+        self._await(Ready, f"to be ready ({deadline_s:.0f} s in all)", max(until - time.monotonic(), _LOOK_S))
 
     def submit(self, request: SampleRequest) -> None:
         self._orders.append(Submit(request))

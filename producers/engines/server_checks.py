@@ -7,7 +7,7 @@ alone ──► again ──► beside others ──► at twice the temperature
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ _PLACE_KEYS = frozenset(
      "bos_token_id", "eos_token_id", "pad_token_id"}
 )  # fmt: skip
 """Keys of a model's config on which no logprob depends."""
+_WINDOW = "sliding_window"
 _TOKENS = 8  # of a trial
 _BESIDE = 8  # trials that are drawn together
 _LIKELIEST = 5  # logprobs of a place that are looked at
@@ -196,13 +197,19 @@ def model_config(model: str) -> dict[str, Any]:
 
 def _other_model(facts: ServerFacts, own: dict[str, Any]) -> list[str]:
     """Compare models by their configs, and by the vocabulary that the server says: drawn tokens are in it."""
-    config = facts.config | ({"vocab_size": facts.vocabulary} if "vocab_size" in own else {})
+    config, own = _without_windows(facts.config), _without_windows(own)
+    config |= {"vocab_size": facts.vocabulary} if "vocab_size" in own else {}
     both = sorted((config.keys() & own.keys()) - _PLACE_KEYS)
     differ = [key for key in both if _plain(config[key]) != _plain(own[key])]
     if not differ:
         return []
     said = ", ".join(f"{key}: {shown(config[key])} there, {shown(own[key])} here" for key in differ[:3])
     return [f"it has another model ({said}): start it with the folder of this run's model"]
+
+
+def _without_windows(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config in which no window is None: transformers also says 0, which vLLM changes."""
+    return {name: None if name == _WINDOW and value == 0 else value for name, value in config.items()}
 
 
 def _plain(value: object) -> object:

@@ -93,9 +93,9 @@ class ServerLink:
         """Return what a GET answers."""
         return self.wait_for(self.ask("GET", path, None), f"answer GET {path}")
 
-    def post(self, path: str, body: object = None) -> Any:
+    def post(self, path: str, body: object = None, within_s: float | None = None) -> Any:
         """Return what a POST answers."""
-        return self.wait_for(self.ask("POST", path, body), f"answer POST {path}")
+        return self.wait_for(self.ask("POST", path, body, within_s), f"answer POST {path}", within_s)
 
     def facts(self) -> Any:
         """Return what a server says of itself: no claim is needed."""
@@ -142,11 +142,11 @@ class ServerLink:
                 raise self.wrong(f"says{by}: {str(error)[:_QUOTED]}")
         return [one.get("result") for one in results]
 
-    async def ask(self, method: str, path: str, body: object) -> Any:
+    async def ask(self, method: str, path: str, body: object, within_s: float | None = None) -> Any:
         """Send a request and return the answer's JSON, in the link's thread."""
         data = None if body is None else io.BytesIO(msgspec.json.encode(body))
         headers = {} if body is None else {"Content-Type": "application/json"}
-        return await self._within(self.deadline_s, method, path, data, headers)
+        return await self._within(within_s or self.deadline_s, method, path, data, headers)
 
     async def _within(
         self, seconds: float, method: str, path: str, data: object, headers: dict[str, str]

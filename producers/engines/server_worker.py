@@ -48,6 +48,7 @@ from producers.engines.server_facts import (
     WeightsState,
     this_machine,
 )
+from producers.engines.shared_names import without_names
 from producers.engines.staged_patch import StagedPatch
 from producers.engines.vllm_in_process import packed_linears
 from schemas.importing import said
@@ -57,7 +58,11 @@ _SPARE = 64 << 20  # bytes that a patch may have beside twice the model's
 _SUFFIX = 9  # vLLM appends a dash and 8 characters to a request's id
 _PACKED = [] if choices.cuda() else packed_linears(invariant=True)
 if not choices.cuda():
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
     use_plain_experts(invariant=True)
+    # vLLM ends its workers by SIGKILL
+    _CPUSHMDistributed._init_cpu_shm = without_names(_CPUSHMDistributed._init_cpu_shm)
 elif os.environ.get("VLLM_BATCH_INVARIANT") == "1":
     use_one_kernel()
 

@@ -192,9 +192,8 @@ class VllmEngine:
         end = renderer.get_eos_token_id()
         renderer.get_eos_token_id = lambda: end  # vLLM would ask a pool of tokenizers at each request
         core = self._engine.engine_core.engine_core
-        if (
-            rank and rank.stretched
-        ):  # vLLM would hold back each step's answers for batches that nothing can fill
+        if rank and rank.stretched:
+            # vLLM would hold back each step's answers for batches that nothing can fill
             core.batch_queue, core.step_fn = None, core.step
         runner = core.model_executor.driver_worker.worker.model_runner
         self._scheduler, self._runner = core.scheduler, runner

@@ -43,8 +43,16 @@ def options(model: Path) -> EngineOptions:
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[RemoteEngine]:
-    made = RemoteEngine(options(model), threading.Event(), deadline_s=120).open()
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the engine's temporary files are."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, temporary: Path) -> Iterator[RemoteEngine]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TMPDIR", str(temporary))
+        made = RemoteEngine(options(model), threading.Event(), deadline_s=120).open()
     made.wait_until_ready()
     give(made, weights(model))
     yield made
@@ -125,11 +133,12 @@ def test_a_newer_version_takes_the_place_of_one_that_is_being_prepared(
     give(engine, weights(model))
 
 
-def test_its_death_is_an_error_and_not_a_wait(engine: RemoteEngine) -> None:
-    """The last one that uses it."""
+def test_its_death_is_an_error_and_not_a_wait(engine: RemoteEngine, temporary: Path) -> None:
+    """The last one that uses it. It leaves no file behind."""
     os.kill(engine.pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="ended with status -9"):
         run(engine, [request(0)])
+    assert not list(temporary.iterdir())
 
 
 def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(

@@ -177,7 +177,9 @@ def test_a_server_of_two_ranks_has_slices_of_the_weights(
         found = run(made, requests)
         made.close()
     finally:
+        shared = two.shared_memory()
         two.stop()
+    assert any("cpushm" in file.name for file in shared) and not any(file.exists() for file in shared)
     for name, one in expected.items():
         np.testing.assert_array_equal(one.tokens, found[name].tokens)
         np.testing.assert_allclose(one.logprobs, found[name].logprobs, atol=1e-4)
@@ -420,7 +422,9 @@ def test_a_server_that_was_killed_is_noticed_and_used_again(
         wait_until(remote.is_ready, what="weights")
         remote.install(recompute=False)
         remote.submit(request(1, 200, endless=True))
+        shared = server.shared_memory()
         server.stop(signal.SIGKILL)
+        assert shared and not any(file.exists() for file in shared)
         with pytest.raises(EngineError, match=f"(the|no) server .*{server.port}"):
             wait_until(lambda: remote.step(0.1), what="an answer")
     finally:

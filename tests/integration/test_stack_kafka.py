@@ -17,7 +17,7 @@ from infra.stack import local
 from infra.stack.kafka import KafkaService
 from infra.stack.paths import StackPaths
 from infra.stack.services import ServiceContext, ServicesFile, read_record
-from tests.stacks import listens_on, processes_of
+from tests.stacks import ending_with_us, listens_on, processes_of
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ REPOSITORY = Path(__file__).parents[2]
 def home(new_home: Callable[[str], StackPaths]) -> Iterator[StackPaths]:
     """A broker that these tests may kill. Each test begins with `up`: none relies on another."""
     paths = new_home("own-kafka")
-    yield paths
-    local.stop_stack(paths=paths)
+    with ending_with_us(paths):
+        yield paths
 
 
 def up(paths: StackPaths) -> ServicesFile:
@@ -203,6 +203,27 @@ def test_up_goes_on_where_a_killed_up_left_off(new_home: Callable[[str], StackPa
     finally:
         local.stop_stack(paths=paths)
     assert processes_of(paths.home) == []
+
+
+def test_a_broker_of_tests_ends_if_they_are_killed(new_home: Callable[[str], StackPaths]) -> None:
+    paths = new_home("killed")
+    code = (
+        "import sys, pathlib; from infra.stack.paths import StackPaths; from tests.stacks import own_broker\n"
+        "with own_broker(StackPaths.locate(pathlib.Path(sys.argv[1]))): print(); sys.stdin.read()"
+    )
+    tests = subprocess.Popen(
+        [sys.executable, "-uc", code, str(paths.home)], cwd=REPOSITORY,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with tests:
+        try:
+            assert tests.stdout is not None and tests.stdout.readline(), "it ended"
+            assert len(processes_of(paths.home)) > 1
+            tests.kill()
+            wait_until(lambda: not processes_of(paths.home), what="the broker's end", deadline_s=30)
+        finally:
+            tests.kill()
+            local.stop_stack(paths=paths)
 
 
 def test_a_cluster_id_may_begin_with_a_dash(

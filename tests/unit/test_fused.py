@@ -188,11 +188,11 @@ def tried_model() -> None:
     from consumers.learners.sharded_loading import without_weights
     from tests.factories import make_spec, make_tiny_model
 
-    folder = make_tiny_model(Path(tempfile.mkdtemp()), width=128)
-    gc.collect()
-    gc.disable()
-    with torch.device("cpu"):
-        model = without_weights(str(folder), make_spec(model={"dtype": "bfloat16"}), torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder, torch.device("cpu"):
+        make_tiny_model(Path(folder), width=128)
+        gc.collect()
+        gc.disable()
+        model = without_weights(folder, make_spec(model={"dtype": "bfloat16"}), torch.device("cpu"))
     assert any("_gated" in str(vars(module).get("forward")) for module in model.modules())
     there = [one for one in gc.get_objects() if isinstance(one, torch.nn.Parameter) and not one.is_meta]
     assert there == []

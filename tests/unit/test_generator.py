@@ -16,11 +16,13 @@ from infra.weights.patch import PatchFile
 from infra.weights.weights_error import WeightsError
 from producers import generator
 from producers.engines.engine import EngineError, Installed, SampleRequest
+from producers.engines.remote import RemoteEngine
 from producers.engines.without_model import Clock, RealClock, ReplayEngine
+from producers.stopping import Stopping
 from schemas.identity import sample_id
 from schemas.messages import GeneratorReport, Part, Sample
 from tests.factories import make_context, make_spec
-from tests.generators import Running
+from tests.generators import Rewards, Running
 from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
 
@@ -88,6 +90,24 @@ def test_reports_what_it_has_gives_back_and_leaves(start: Callable[[], Running])
     assert (reports[-1].tokens == -1).all() and reports[-1].leaving and not reports[0].leaving
     assert reports[0].batches == [1, 2] and reports[0].version == -1
     assert isinstance(running.ended[0], Stopped) and running.rewards.closed
+
+
+def test_it_can_be_told_to_stop_while_its_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Starting(RemoteEngine):
+        """No report of it ever comes."""
+
+        def open(self) -> RemoteEngine:
+            context.stop.set()
+            return self
+
+    context = make_context(make_spec(deadlines={"start_s": 5}), tmp_path, role="generator")
+    monkeypatch.setattr(generator, "RemoteEngine", Starting)
+    monkeypatch.setattr(generator, "RewardPool", lambda task: Rewards())
+    monkeypatch.setattr(generator, "stopping_of", lambda model, spec: Stopping(str))
+    with pytest.raises(Stopped):
+        generator.body(context)
 
 
 COLOCATED = {"kind": "colocated"}

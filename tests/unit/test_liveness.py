@@ -25,6 +25,7 @@ from schemas.wire import encode
 from tests.factories import make_context, make_spec
 from tests.fakes.fill import fill
 from tests.generators import Running
+from tests.unit.test_backlog import prompt
 from tests.waiting import wait_until
 
 DEADLINE_S = 600.0
@@ -316,6 +317,25 @@ def test_the_feeder_sends_small_pulses_whatever_the_number_of_generators(
 
     wait_until(told, what="a pulse that has heard of all")
     assert max(map(len, found)) < 600
+
+
+def test_a_reward_that_waits_for_long_is_movement(tmp_path: Path) -> None:
+    """A judge elsewhere may take an hour without any processor here: `task.reward_deadline_s` ends it."""
+    context, bell = short(tmp_path), threading.Event()
+    running = Running(context, ReplayEngine(np.full(3, 0.01), lambda request: 4, RealClock(bell)), bell)
+    running.rewards.poll = list  # type: ignore[method-assign]
+    evidence = Evidence()
+    try:
+        running.announce(0)
+        running.assign(prompt(0))
+
+        def awaited() -> bool:
+            evidence.heard(context.heart.message())
+            return "awaited_rewards" in evidence.moved
+
+        wait_until(awaited, what="a sign of the reward that is awaited", deadline_s=20)
+    finally:
+        running.stop()
 
 
 def test_an_engine_that_hangs_is_an_error_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

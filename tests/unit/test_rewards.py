@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,18 @@ def reward(problem, completion):
         return {"right": 0.5, "short": 0.25}
     return float(len(completion))
 """
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """A thousand descriptors that are taken, as with hundreds of reward processes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for one in taken:
+        os.close(one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def scores(
@@ -169,3 +183,9 @@ def test_a_command_line_drops_credentials() -> None:
     assert unset_credentials(given) == ["env", "-u", "AWS_SECRET_ACCESS_KEY", "-u", "HF_TOKEN"]
     assert unset_credentials({"PATH": "/bin"}) == []
     assert without_credentials(given) == {"PATH": "/bin"}
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_worker_may_have_descriptors_of_any_number(tmp_path: Path) -> None:
+    found, _ = scores(tmp_path, ["four"])
+    assert found["four"].total == 4.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from producers.engines.served_engine import ServedSettings
 from producers.engines.server_checks import model_config, wrong_facts
 from producers.engines.staged_patch import StagedPatch
 from schemas.runspec import RunSpec
-from tests.factories import make_patch, make_spec, make_tiny_model
+from tests.factories import make_patch, make_spec, make_tiny_mixture, make_tiny_model
 from tests.fakes.lying_server import LyingServer, data, honest_facts
 from tests.waiting import wait_until
 
@@ -257,6 +258,16 @@ def test_a_wrong_answer_ends_the_start_with_a_reason(name: str, server: LyingSer
     assert server.url in str(error.value) and len(str(error.value)) < 2_000
 
 
+def test_an_engine_that_ends_hardly_waits_for_a_server_that_hangs(server: LyingServer, model: Path) -> None:
+    """Else a start that fails, since the server hangs, says so after the generator has given up."""
+    engine = open_engine(server, model, start_s=20.0)
+    server.how.answers["/streamrl/release"] = _silent
+    closing = threading.Thread(target=engine.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_an_error_does_not_tell_the_key(
     server: LyingServer, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +400,16 @@ def test_a_server_of_fewer_workers_than_it_says_ends_the_engine(server: LyingSer
     with pytest.raises(EngineError, match="has 1 workers, and 2 ranks are expected"):
         engine = open_engine(server, model, tensor_parallel=2)
         engine.prepare(make_patch({"a": torch.ones(2)}, "one").read())
+
+
+def test_a_model_without_windows_is_the_same_one_as_vllm_says_it(tmp_path: Path) -> None:
+    spec = make_spec(generator={"engine": "served", "urls": "http://a:1", "slots": 64})
+    mixture = str(make_tiny_mixture(tmp_path / "model", "qwen2_moe"))
+    config = model_config(mixture)
+    assert config["sliding_window"] == 0
+    assert wrong_facts(honest_facts(config | {"sliding_window": None}, slots=64), spec, mixture) == []
+    (wrong,) = wrong_facts(honest_facts(config | {"sliding_window": 8}, slots=64), spec, mixture)
+    assert "sliding_window: 8 there, None here" in wrong
 
 
 def test_facts_that_do_not_fit_are_named_with_flags(model: Path) -> None:

@@ -211,6 +211,14 @@ def test_other_field_names_and_no_id(tmp_path: Path) -> None:
     assert len(problem["id"]) == 16
 
 
+@pytest.mark.timeout(60)  # by names that are looked for from the first one on, it would take four minutes
+def test_many_problems_may_share_a_prompt(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "a", "number": number} for number in range(60_000)]
+    found = load_problems(spec_with(jsonl=write_jsonl(tmp_path / "train.jsonl", rows)), "train")
+    first = found[0]["id"]
+    assert [one["id"] for one in found[1:]] == [f"{first}-{number}" for number in range(2, 60_001)]
+
+
 def test_a_reward_by_its_place(tmp_path: Path) -> None:
     (tmp_path / "scores.py").write_text("def right(problem, completion):\n    return 1.0\n")
     assert load_reward(TaskSection(jsonl="x", reward=f"{tmp_path}/scores.py:right"))({}, "") == 1.0
