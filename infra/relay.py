@@ -54,7 +54,7 @@ class Relay:
         self._caches = Caches(context.record, context.log)
         self._reports: dict[tuple[str, int], SiteReport] = {}  # newest, by site and relay
         self._mirror = Mirror(context.run, context.store, store, share=site.share)
-        self._version, self._target = -1, -1
+        self._version, self._target, self._collected = -1, -1, -1
         self._lag_s, self._trouble = 0.0, ""
         self._untidy = ""  # the error that was logged last about a cache that can't be kept tidy
         self._candidates = Candidates[Heard](_PAUSES_S)
@@ -131,7 +131,8 @@ class Relay:
         keep = self._context.spec.trainer.keep_weights
         try:
             self._mirror.make_keyframe(manifest)
-            if manifest.version % keep == 0:
+            if manifest.version // keep > self._collected // keep:  # those between may be passed over
+                self._collected = manifest.version
                 self._mirror.collect(keep)
         except Explained as error:
             self._context.check_stop()

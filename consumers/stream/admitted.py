@@ -20,8 +20,6 @@ from infra.roles.context import RoleContext
 from infra.run_handle import RunHandle
 from schemas.messages import TRAIN, Prompt
 
-_LOOK = 200  # records that are searched for a prompt for training
-
 
 class Admitted:
     """Follows `<run>.prompts` from the oldest group in work on, once it was asked for a group."""
@@ -86,16 +84,18 @@ class _Search:
         return found
 
     def _iteration_at(self, ends: dict[int, int], partition: int, start: int, stop: int) -> tuple[int, float]:
-        """Return (position, iteration) of the next prompt for training; iteration `inf` if there is none."""
-        until = min(stop, start + _LOOK)
+        """Return (position, iteration) of the next prompt for training; iteration `inf` if there is none.
+
+        It may stand behind any number of others, such as those of an evaluation.
+        """
         self._reader.seek(ends | {partition: start})
         topic, deadline_s = self._handle.topics.prompts, self._handle.spec.deadlines.progress_s
-        for record in read_until(self._reader, {partition: until}, topic, deadline_s=deadline_s):
-            if record.partition != partition or not start <= record.offset < until:
+        for record in read_until(self._reader, {partition: stop}, topic, deadline_s=deadline_s):
+            if record.partition != partition or not start <= record.offset < stop:
                 continue
             if (iteration := self._iteration_of(record)) is not None:
                 return record.offset, iteration
-        return until - 1, math.inf
+        return stop - 1, math.inf
 
     def _iteration_of(self, record: Record) -> int | None:
         prompt = self._gate.take_one(record)

@@ -39,8 +39,12 @@ def archived_up_to(record: RunRecord, store: Store) -> int | None:
     stocks = _stocks(record, store)
     ledger = stocks.get(Topics(record.id, record.spec.lengths.classes).ledger.name)
     newest = None
-    if ledger is not None:
-        for one in ledger.read(0, max(ledger.begin(0), ledger.end(0) - _TAIL), _TAIL):
+    if ledger is None:
+        return None
+    at = max(ledger.begin(0), ledger.end(0) - _TAIL)
+    while found := ledger.read(0, at, _TAIL):  # of one segment at a time
+        at = found[-1].offset + 1
+        for one in found:
             with suppress(Unreadable):
                 step = decode(one.value, StepRecord)
                 if step.run == record.id:

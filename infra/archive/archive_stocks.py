@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from infra.archive.archive_reading import ArchiveIndex, ArchiveStock
 from infra.archive.archived_topics import KINDS, split_name
 from infra.errors import Explained
-from infra.stores.store import Store
+from infra.stores.store import Store, StoreError
 
 IdentityOf = Callable[[str], str]  # the identity of a run, by its id
 
@@ -25,11 +25,16 @@ class ArchiveStocks(Mapping[str, ArchiveStock]):
         self._stocks: dict[str, ArchiveStock] = {}
 
     def index(self, run: str) -> ArchiveIndex | None:
-        """Return the segments of a run's archive; None if the store has no such run."""
+        """Return the segments of a run's archive; None if the store has no such run.
+
+        Raises StoreError if the store can't be asked: the archive may be there.
+        """
         if run not in self._indexes:
             try:
                 identity = self._identity_of(run)
                 self._indexes[run] = ArchiveIndex(self._store, run, identity, still=self._still)
+            except StoreError:
+                raise
             except Explained:
                 self._indexes[run] = None
         return self._indexes[run]

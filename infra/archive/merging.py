@@ -32,12 +32,14 @@ from infra.archive.merged_segments import (
 )
 from infra.archive.segments import (
     ARCHIVES,
+    LARGEST_SEGMENT,
     ArchivedSpan,
     ArchiveFile,
     FilePart,
     Segment,
     file_key,
     segment_bytes,
+    segment_key,
 )
 from infra.stores.store import Exists, Missing
 
@@ -45,6 +47,7 @@ _FAN = 16  # segments that become one
 _LARGE_BYTES = 16 << 20  # of records: a file with so many is never written again
 _MOST_BYTES = 32 << 20  # of records in a merged file: as much as in a window, so it fits in memory as well
 _MOST_ROWS = 1 << 16
+_MOST_NAMED = LARGEST_SEGMENT // 2  # bytes of segments that become one: so that names as many files as it may
 _KEPT_S = 24 * 3600.0  # for queries that are under way
 _LARGEST_NOTE = 16 << 20
 
@@ -80,7 +83,9 @@ class ArchiveMerger:
         return done
 
     def _merge_one(self, place: MergedPlace, parts: Sequence[MergedPlace], now: float) -> bool:
-        """Merge some segments; return False if records between them are gone."""
+        """Merge some segments; return False if records between them are gone, or one has no room for all."""
+        if sum(self._store.size(self._key(one)) for one in parts) > _MOST_NAMED:
+            return False
         segments = [self._index.at(one) for one in parts]
         spans = _spans(segments)
         if spans is None:
@@ -100,6 +105,9 @@ class ArchiveMerger:
         with suppress(Exists):  # another one has merged the same
             self._store.put_new(merged_key(self._run, place), segment_bytes(found, self._index.ring))
         return True
+
+    def _key(self, place: MergedPlace) -> str:
+        return segment_key(self._run, place[0]) if place[0] == place[1] else merged_key(self._run, place)
 
     def _merged_file(self, place: MergedPlace, group: Sequence[ArchiveFile]) -> ArchiveFile:
         """Write the records of some files as one; return a file by itself as it is."""

@@ -25,7 +25,7 @@ class Heart:
     def __init__(self, run: str, role: str, number: int) -> None:
         self._run, self._role, self._number = run, role, number
         self._state, self._waits_for, self._unblocked_by = "starting", "", ""
-        self._since = time.time()
+        self._since = time.monotonic()
         self._work_s = 0.0
         self._said: tuple[str, str] = ("", "")  # state and wait, as they were sent last
         self._said_at = 0.0
@@ -53,18 +53,19 @@ class Heart:
         self._causes.recount(cause, seconds)
 
     def _switch(self, state: str, waits_for: str, unblocked_by: str) -> None:
-        now = time.time()
+        now = time.monotonic()  # the other clock may be set meanwhile
         if self._waits_for:
             self.counters["idle_s"] = self.counters.get("idle_s", 0.0) + now - self._since
         self._state, self._waits_for, self._unblocked_by, self._since = state, waits_for, unblocked_by, now
 
     def message(self) -> Heartbeat:
         """Return a heartbeat that says how the process is now."""
+        now = time.time()
         return Heartbeat(
             run=self._run, role=self._role, number=self._number, pid=os.getpid(), host=host_name(),
-            state=self._state, waits_for=self._waits_for, unblocked_by=self._unblocked_by, since=self._since,
-            counters=dict(self.counters) | self._used(), sent_at=time.time(),
-            trouble=self.trouble,
+            state=self._state, waits_for=self._waits_for, unblocked_by=self._unblocked_by,
+            since=now - (time.monotonic() - self._since), sent_at=now,
+            counters=dict(self.counters) | self._used(), trouble=self.trouble,
             causes=self._causes.seconds(),
         )  # fmt: skip
 

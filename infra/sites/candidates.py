@@ -29,7 +29,7 @@ class _Entry(Generic[_Item]):
 
 
 class Candidates(Generic[_Item]):
-    """Announced versions, by version and root. Not thread-safe."""
+    """Announced versions, by version and root. Other threads may only ask which ones are set aside."""
 
     def __init__(self, pauses: Sequence[float] = PAUSES_S) -> None:
         self._pauses, self._numbers = pauses, itertools.count()
@@ -68,6 +68,7 @@ class Candidates(Generic[_Item]):
 
     def aside(self, above: int) -> list[int]:
         """Return the versions above `above` of which each announced root has failed, in ascending order."""
-        found = {version for (version, _), entry in self._entries.items() if entry.failures}
-        good = {version for (version, _), entry in self._entries.items() if not entry.failures}
+        entries = dict(self._entries)  # the thread that asks may be another one
+        found = {version for (version, _), entry in entries.items() if entry.failures}
+        good = {version for (version, _), entry in entries.items() if not entry.failures}
         return sorted(version for version in found - good if version > above)

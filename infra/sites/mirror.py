@@ -109,8 +109,9 @@ class Mirror:
                 self._site.put_new(key, data)
 
     def collect(self, keep: int) -> None:
-        """Delete old versions from the cache, except the newest `keep`, as at the origin."""
+        """Delete old versions from the cache, except the newest `keep`, and leftovers of killed writes."""
         self._weights.collect(keep)
+        self._weights.sweep()
 
     def _look_back(self, version: int) -> None:
         """Fetch the older manifests that paths need, all at once: one by one each costs a round trip."""

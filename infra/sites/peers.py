@@ -131,15 +131,15 @@ class Peers:
     @property
     def rates(self) -> dict[str, float]:
         """Bytes a second, by site; 0 for a site that failed lately."""
-        measured = {site: far.rate for site, (_, far) in self._known.items()}
+        measured = {site: far.rate for site, (_, far) in dict(self._known).items()}  # for another thread
         found = {site: rate for site, rate in measured.items() if rate}
         now = time.monotonic()
-        return found | {site: 0.0 for site, at in self._failed.items() if now - at < _FAILED_S}
+        return found | {site: 0.0 for site, at in dict(self._failed).items() if now - at < _FAILED_S}
 
     @property
     def crossed(self) -> int:
         """Bytes that came from other sites."""
-        return self._crossed + sum(far.crossed for _, far in self._known.values())
+        return self._crossed + sum(far.crossed for _, far in list(self._known.values()))
 
     def close(self) -> None:
         """Stop the threads of all caches."""

@@ -21,6 +21,7 @@ from blake3 import blake3
 from infra.sites.claims import Claim
 from infra.sites.origin import OriginStore
 from infra.sites.peers import Way
+from infra.stores.orphans import sweep
 from infra.stores.store import Exists, Missing, Store, StoreError
 from infra.weights.weights_error import WeightsError
 
@@ -136,6 +137,10 @@ class SiteStore:
             self._cache.delete(key)
         except StoreError as error:
             self.broken = str(error)
+
+    def sweep(self, prefix: str, *, file_grace_s: float, upload_grace_s: float) -> int:
+        """Remove what killed writes left in the cache. Return how many there were."""
+        return sweep(self._cache, prefix, file_grace_s=file_grace_s, upload_grace_s=upload_grace_s)
 
     @property
     def origin(self) -> OriginStore:

@@ -30,7 +30,7 @@ from infra.keys import KeysError
 from infra.memory_bus import MemoryBus
 from infra.roles.heart import Heart
 from infra.stores.file_store import FileStore
-from infra.stores.store import Store
+from infra.stores.store import Store, StoreError
 from schemas.topics import Topics
 from schemas.wire import Message, RawArray, decode, encode
 from tests.factories import make_sample, make_spec
@@ -201,6 +201,25 @@ def test_log_and_archive_are_one(
     log.archive(now=100_000.0)  # more than a day later, when files that were merged away are removed
     assert log.in_archive() == sorted(log.written, key=lambda one: (one.partition, one.offset))
     assert log.files() == log.named()
+
+
+def test_a_store_that_fails_for_a_moment_is_not_taken_for_one_without_the_archive(log: Log) -> None:
+    answers: list[StoreError | str] = [StoreError("the store is away"), "me"]
+
+    def identity_of(run: str) -> str:
+        said = answers.pop(0)
+        if isinstance(said, StoreError):
+            raise said
+        return said
+
+    log.add(0, 1, 2, 3)
+    log.archive()
+    log.forget(0, 2)
+    joined = JoinedBus(log.bus, log.store, identity_of)
+    with pytest.raises(StoreError, match="the store is away"):
+        joined.reader(TOPICS.samples)
+    found = read_all(joined, TOPICS.samples, deadline_s=5)
+    assert sorted(found, key=lambda one: one.value) == sorted(log.written, key=lambda one: one.value)
 
 
 def test_a_pass_reads_nothing_that_is_archived(log: Log) -> None:

@@ -28,8 +28,10 @@ from infra.runs import RunRecord
 from infra.stock_bus import HeldStock, StockBus
 from schemas.messages import Sample
 from schemas.topics import Topic
-from tests.factories import make_context, make_spec, make_tiny_model
+from schemas.wire import encode
+from tests.factories import make_context, make_sample, make_spec, make_tiny_model
 from tests.fakes.crashing import Crash, World, hurry
+from tests.feeding import make_step
 
 ALGORITHM = {"iterations": 3, "groups": 2, "group_size": 2, "learning_rate": 1e-2, "optimizer_steps": 2}
 
@@ -168,6 +170,18 @@ def test_it_says_how_far_the_archive_goes_and_how_to_have_more(
         assert "`streamrl archive test-1 --store " in said and "adds what came since" in said
     archive(world)
     assert "same bits" in call(world, "replay", "test-1", "--step", "5", "--archive")
+
+
+def test_it_says_how_far_an_archive_of_many_small_passes_goes(tmp_path: Path) -> None:
+    context = make_context(make_spec(algorithm={"groups": 2, "group_size": 2}), tmp_path)
+    for number in range(5):
+        samples = [make_sample(context.spec, 2 * number + one, 0) for one in range(2)]
+        raw = encode(make_step(context.spec, number, samples))
+        context.writer.send(context.topics.ledger, raw, key=str(number))
+        ArchiveWriter(
+            context.bus, context.store, context.topics, context.run, context.record.identity, deadline_s=5
+        ).archive(now=1.0)
+        assert archived_up_to(context.record, context.store) == number
 
 
 def test_without_a_broker_it_says_that_an_archive_is_there(

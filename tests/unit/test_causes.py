@@ -148,3 +148,17 @@ def test_a_view_holds_the_newest_lengths_and_the_lag() -> None:
     view.take(step(3001, partitions=np.array([0, 1, 9, 1], np.int16)))  # of more classes than the run has
     view.take_all([], {0: 4, 1: 10})
     assert view.lag() == [0, 3]
+
+
+def test_a_wait_is_as_long_as_it_was_whatever_is_done_to_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, passed = [1e9], [0.0]
+    monkeypatch.setattr("infra.roles.heart.time.time", lambda: wall[0])
+    monkeypatch.setattr("infra.roles.heart.time.monotonic", lambda: passed[0])
+    heart = Heart("r-1", "trainer", 0)
+    heart.waiting("samples", unblocked_by="generators")
+    for jump in (-7200.0, 86400.0):
+        wall[0], passed[0] = wall[0] + jump, passed[0] + 5.0
+        said = heart.message()
+        assert said.sent_at - said.since == pytest.approx(passed[0])
+    heart.working("training")
+    assert heart.counters["idle_s"] == pytest.approx(10.0)

@@ -16,8 +16,17 @@ from infra.archive.archive_reading import ArchiveIndex, ArchiveStock
 from infra.archive.archive_writing import ArchiveWriter
 from infra.archive.merged_segments import MergedSegment, covering, merged_key, merged_places
 from infra.archive.merging import ArchiveMerger
-from infra.archive.segments import ArchiveError
+from infra.archive.segments import (
+    ArchivedSpan,
+    ArchiveError,
+    ArchiveFile,
+    FilePart,
+    Segment,
+    segment_bytes,
+    segment_key,
+)
 from infra.bus import Record, read_all
+from infra.keys import ring_from_env
 from infra.stock_bus import StockBus
 from infra.stores.file_store import FileStore
 from infra.stores.store import Store
@@ -215,6 +224,28 @@ def test_segments_with_a_gap_between_them_are_not_merged(tmp_path: Path) -> None
         archived.archive()
     assert archived.merge() == 1
     assert merged_places(archived.store, "test-1") == [(2, 3)]
+
+
+def test_segments_of_more_files_than_one_can_name_stay_as_they_are(tmp_path: Path) -> None:
+    archived = Archived(str(tmp_path))
+    store, run, each = archived.store, archived.context.run, 9000
+    for number in range(2):
+        begin = number * each
+        span = ArchivedSpan(topic="samples", partition=0, since=0, begin=begin, end=begin + each)
+        files = tuple(
+            ArchiveFile(
+                topic="samples", size=1, digest="0" * 64, record_bytes=32 << 20,
+                name=f"samples/iteration={at:06d}/{number:08d}-{'0' * 16}.parquet",
+                parts=(FilePart(partition=0, first=at, last=at, rows=1),),
+            )
+            for at in range(begin, begin + each)
+        )  # fmt: skip
+        segment = Segment(
+            format=1, run=run, identity="", number=number, made_at=0.0, spans=(span,), files=files
+        )
+        store.put_new(segment_key(run, number), segment_bytes(segment, ring_from_env()))
+    assert archived.merge() == 0
+    assert not merged_places(store, run)
 
 
 def test_a_merged_segment_is_believed_only_where_it_belongs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from consumers.batches.log_places import Gone, fetch_rows
 from consumers.steps.ledger import Ledger, steps_in_ledger
-from consumers.stream.admitted import Admitted
+from consumers.stream.admitted import Admitted, admitted_prompts
 from consumers.stream.recorded_groups import Replay
 from consumers.stream.recorded_places import Recorded
 from consumers.stream.unfit import Unfit
@@ -190,6 +190,19 @@ def test_of_two_prompts_of_a_group_the_first_counts(tmp_path: Path) -> None:
     admitted = Admitted(context)
     assert admitted.groups([1], 0)[1].tokens.tolist() == [0, 1, 2]
     admitted.close()
+
+
+def test_no_admitted_prompt_is_lost_behind_a_long_evaluation(tmp_path: Path) -> None:
+    context = make_context(make_spec(algorithm={"iterations": 50, "groups": 4, "group_size": 2}), tmp_path)
+    for group in range(200):
+        if group == 100:
+            for number in range(600):
+                raw = prompt(context, -1 - number, 25, EVAL)
+                context.writer.send(context.topics.prompts, raw, key="")
+        context.writer.send(context.topics.prompts, prompt(context, group, group // 4), key="")
+    for first, last in ((0, 49), (20, 30), (24, 26), (30, 40)):
+        found = [one.group for one in admitted_prompts(context, first, last, unfit=lambda one: "")]
+        assert found == list(range(4 * first, 4 * last + 4))
 
 
 def test_a_contradiction_reads_little_of_what_was_admitted(tmp_path: Path, read: dict[str, int]) -> None:

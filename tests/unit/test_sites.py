@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from msgspec import structs
 from infra.bus import Record
 from infra.relay import Relay
 from infra.sites import origin as origins
+from infra.sites.candidates import Candidates
 from infra.sites.claims import Claim
 from infra.sites.followed import Followed
 from infra.sites.mirror import Mirror
@@ -575,3 +577,51 @@ def test_a_relay_says_what_its_site_has(tmp_path: Path, monkeypatch: pytest.Monk
     cache = FileStore(cache_of(f"file://{tmp_path}/cache", context.record))
     assert WeightStore(cache, RUN).fetch(2, root=roots[2])
     assert seen[-1].rates["origin"] > 0
+
+
+def test_a_relay_that_passes_versions_over_keeps_its_cache_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infra.sites.place import Site
+
+    context = make_context(make_spec(trainer={"keep_weights": 4}), tmp_path, run=RUN)
+    roots = publish(context.store, range(12))
+    relay = Relay(context, Site("far", f"file://{tmp_path}/cache"))
+    collected: list[int] = []
+    monkeypatch.setattr(relay._mirror, "collect", lambda keep: collected.append(relay._version))
+    with working(relay, context.stop):
+        for version in range(1, 12, 2):  # it takes as long to fetch one as the trainer to publish two
+            context.writer.send(context.topics.weights, announcement(version, roots[version]), key="newest")
+            wait_until(lambda version=version: relay._version == version, what="it")  # type: ignore[misc]
+    assert collected == [1, 5, 9]
+
+
+def test_leftovers_of_killed_writes_go_from_a_site_s_cache(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    roots = publish(place.there, range(1))
+    mirror = place.mirror()
+    mirror.bring(0, roots[0])
+    chunk = next((tmp_path / "cache").rglob("chunks/*"))
+    old, new = (chunk.with_name(f".{name}.{'0' * 32}.tmp") for name in ("old", "new"))
+    for file in (old, new):
+        file.write_bytes(b"half a chunk")
+    os.utime(old, (time.time() - 7200,) * 2)
+    mirror.collect(1)
+    assert not old.exists()
+    assert new.exists(), "its writer may be at work"
+
+
+def test_a_relay_s_reports_are_made_while_versions_come() -> None:
+    announced = Candidates[int]()
+
+    class Interrupted:
+        """An entry at which the thread that hears announcements has its turn."""
+
+        @property
+        def failures(self) -> int:
+            announced.add(2, "root", 2)
+            return 1
+
+    announced.add(1, "root", 1)
+    announced._entries[1, "root"] = Interrupted()  # type: ignore[assignment]
+    assert announced.aside(-1) == [1]
