@@ -18,6 +18,13 @@ from tests.stacks import ending_with_us, own_broker
 from tests.wheels import build_wheel, install_wheel
 
 TESTS = Path(__file__).parent
+LONGEST = (
+    "test_sharded",
+    "test_ranks",
+    "test_tensor_parallel",
+    "test_served_engine",
+    "test_prefect_deployment",
+)
 MARKERS = ("unit", "long", "integration", "e2e", "chaos", "gpu")
 
 
@@ -43,6 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in MARKERS:
             item.add_marker(folder)
+    # The longest files come first: at the end one worker would be left with them.
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 @pytest.fixture(scope="session")
