@@ -1,4 +1,4 @@
-"""Hashes tensors on a GPU and checks that they are finite: the same hashes as in main memory.
+"""Hashes tensors that lie on a GPU, and checks there that they are finite: the same hashes as in main memory.
 
 tensor ──► finite? (there)
    └─────► piece ──► pinned memory ──► hash      several threads, each with a stream of its own
