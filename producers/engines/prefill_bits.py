@@ -13,7 +13,8 @@ from typing import Any
 
 _NARROW = 64  # elements of a head, up to which there are two kernels
 _FEW = 64  # queries for a key head, up to which the first would be taken
-_KNOWN = {"FLASH_ATTN", "TRITON_ATTN"}  # backends whose decode steps and prefills were compared
+_KNOWN = {"FLASH_ATTN", "TRITON_ATTN"}  # backends whose decode steps and prefills were compared ...
+_WIDE = 128  # ... for heads of so many elements, beside narrow ones
 
 
 def use_one_kernel() -> None:
@@ -40,4 +41,7 @@ def prefills_keep_bits(runner: Any) -> bool:
     from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
 
     names = {group.backend.get_name() for groups in runner.attn_groups for group in groups}
-    return bool(names) and names <= _KNOWN and ("FLASH_ATTN" not in names or get_flash_attn_version() == 3)
+    size = runner.model_config.get_head_size()
+    if not names or not names <= _KNOWN or (size > _NARROW and size != _WIDE):
+        return False
+    return "FLASH_ATTN" not in names or get_flash_attn_version() == 3

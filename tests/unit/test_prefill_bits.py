@@ -35,21 +35,25 @@ def test_a_step_is_told_of_a_longer_query(
 
 
 @pytest.mark.parametrize(
-    ("names", "version", "expected"),
+    ("names", "version", "size", "expected"),
     [
-        (["FLASH_ATTN"], 3, True),
-        (["FLASH_ATTN"], 2, False),
-        (["TRITON_ATTN"], None, True),
-        (["FLASH_ATTN", "TRITON_ATTN"], 3, True),
-        (["FLASHINFER"], 3, False),
-        ([], 3, False),
+        (["FLASH_ATTN"], 3, 64, True),
+        (["FLASH_ATTN"], 3, 128, True),
+        (["FLASH_ATTN"], 3, 96, False),
+        (["TRITON_ATTN"], None, 256, False),
+        (["FLASH_ATTN"], 2, 64, False),
+        (["TRITON_ATTN"], None, 64, True),
+        (["FLASH_ATTN", "TRITON_ATTN"], 3, 64, True),
+        (["FLASHINFER"], 3, 64, False),
+        ([], 3, 64, False),
     ],
 )
 def test_bits_are_kept_where_that_was_seen(
-    names: list[str], version: int | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+    names: list[str], version: int | None, size: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = ModuleType("fa_utils")
     there.get_flash_attn_version = lambda: version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, f"{BACKENDS}.fa_utils", there)
     groups = [SimpleNamespace(backend=SimpleNamespace(get_name=lambda name=name: name)) for name in names]
-    assert prefills_keep_bits(SimpleNamespace(attn_groups=[groups])) == expected
+    model = SimpleNamespace(get_head_size=lambda: size)
+    assert prefills_keep_bits(SimpleNamespace(attn_groups=[groups], model_config=model)) == expected
