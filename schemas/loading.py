@@ -35,7 +35,7 @@ def load_run_file(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
     if len(overrides) > _MOST_OVERRIDES:
         raise RunFileError(f"--set is given {len(overrides)} times; at most {_MOST_OVERRIDES} are read")
     for override in overrides:
-        _override(document.data, override)
+        apply_override(document.data, override)
     return validate(document.data, path, document.lines, overrides)
 
 
@@ -84,7 +84,7 @@ def changes_of(overrides: Sequence[str]) -> dict[str, Any]:
         raise RunFileError(f"--set is given {len(overrides)} times; at most {_MOST_OVERRIDES} are read")
     found: dict[str, Any] = {}
     for override in overrides:
-        _override(found, override)
+        apply_override(found, override)
     return found
 
 
@@ -181,7 +181,8 @@ def _near(path: Path) -> str:
     return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
-def _override(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Change parsed data in place, as an `a.b=value` override says. Raises RunFileError."""
     name, equals, text = override.partition("=")
     written = f"--set {printable(override, 200)}"
     names = name.split(".")

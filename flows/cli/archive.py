@@ -8,10 +8,12 @@ import typer
 
 from flows.cli.shared.talk import (
     INTERRUPTED,
+    each_run,
     error_console,
     fail,
     out,
     plain_errors,
+    say_json,
     sigterm_interrupts,
     warn,
 )
@@ -42,7 +44,6 @@ def archive(
 
     [bold]streamrl archive count-3 count-4 --store s3://bucket/store --json[/bold]
     """
-    import json
     from functools import partial
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,7 +51,8 @@ def archive(
     from flows.run.archiving import archive_now, lost_in_words, pass_in_words
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    for run in runs:
+
+    def archive_one(run: str) -> None:
         try:
             with sigterm_interrupts(), Progress(*columns, console=error_console(), transient=True) as bar:
                 task = bar.add_task(f"records of {run}", total=None)
@@ -66,9 +68,11 @@ def archive(
                 "archive_bytes": done.file_bytes, "segments": done.segments, "lost": done.lost,
                 "unreadable": done.unreadable,
             }  # fmt: skip
-            print(json.dumps(said))
+            say_json(said)
         else:
             out().print(pass_in_words(run, done), markup=False, highlight=False, soft_wrap=True)
+
+    each_run(runs, archive_one)
 
 
 def _show(bar: Progress, task: TaskID, done: int, total: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone
-from flows.cli.shared.talk import FAILED, error_console, out, plain_errors
+from flows.cli.shared.talk import FAILED, error_console, out, plain_errors, say_json
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,11 +55,7 @@ def bisect(
         found = bisect_run(opened.again, opened.handle, condition, probed)
     commands = SuggestedCommands(run, store, archive_alone=archive)
     if as_json:
-        import json
-        import math
-
-        values = {name: one if math.isfinite(one) else None for name, one in found.values.items()}
-        typer.echo(json.dumps({"run": run, "when": when, **vars(found), "values": values}))
+        say_json({"run": run, "when": when, **vars(found)})
     elif found.step is None:
         out().print(
             f"'{when}' holds for none of the {found.looked_at} steps of {run} (replayed: {found.replays})",

@@ -11,10 +11,12 @@ from flows.cli.replay import steps_of
 from flows.cli.shared.replay_options import ArchiveAlone, StepRange
 from flows.cli.shared.talk import (
     INTERRUPTED,
+    check_output,
     error_console,
     fail,
     out,
     plain_errors,
+    say_json,
     sigterm_interrupts,
     warn,
 )
@@ -61,7 +63,7 @@ def bundle(
 
     [bold]streamrl bundle count-3 --failed[/bold]
     """  # fmt: skip
-    import json
+    import shlex
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -70,6 +72,8 @@ def bundle(
     from flows.run.versions_beside import versions_named
 
     first, last = steps_of(step)
+    if file is not None:
+        check_output("-o", file)
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     try:
         with sigterm_interrupts(), Progress(*columns, console=error_console(), transient=True) as bar:
@@ -99,11 +103,11 @@ def bundle(
     if made.prompts_missing:
         warn(f"the file has no prompts, so rewards can't be computed again from it: {made.prompts_missing}")
     if as_json:
-        typer.echo(json.dumps({**vars(made), "path": str(made.path), "run": run}))
+        say_json({**vars(made), "path": str(made.path), "run": run})
         return
     out().print(
         f"{made.path} has {steps} of {run} ({made.size / 1e6:.1f} MB; in the log, the samples have "
         f"{made.samples_size / 1e6:.1f} MB){beside}\n"
-        f"Replay it, on any machine, with\n  streamrl replay {made.path}",
+        f"Replay it, on any machine, with\n  {shlex.join(['streamrl', 'replay', str(made.path)])}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -40,5 +40,4 @@ def demo() -> None:
         settings = _ONE_GPU if len(visible_gpus()) == 1 else ()
         carry_out(RunRequest(str(EXAMPLES / "count.yaml"), settings), prefect=True)
     finally:
-        if not before:
-            local.stop_stack()
+        local.stop_stack(keep=before)

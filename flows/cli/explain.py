@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile
-from flows.cli.shared.talk import FAILED, error_console, out, plain_errors
+from flows.cli.shared.talk import FAILED, error_console, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,9 +58,7 @@ def explain(
             evidence = RunEvidence(handle, start, commands)
             found = explain_run(evidence, lambda done, total: bar.update(task, completed=done, total=total))
     if as_json:
-        import json
-
-        typer.echo(json.dumps(_plain(run, found)))
+        say_json(_plain(run, found))
     else:
         _show(out(), run, found, commands.command("status"))
     if found.findings:

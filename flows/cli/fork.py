@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.shared.talk import error_console, fail, out, plain_errors, warn
+from flows.cli.shared.talk import (
+    check_output,
+    error_console,
+    fail,
+    out,
+    plain_errors,
+    say_json,
+    sigterm_interrupts,
+    warn,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,7 +64,7 @@ def fork(
 
     [bold]streamrl fork count-3 --at 40 --name careful[/bold]   makes careful-1
     """  # fmt: skip
-    import json
+    import shlex
 
     import yaml
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -63,7 +72,8 @@ def fork(
     from flows.cli.run import carry_out
     from flows.run.forking import ForkRequest, make_fork
     from flows.run.replaying import replaying
-    from flows.run.request import RunRequest
+    from flows.run.request import RunFailed, RunRequest
+    from flows.run.suggested_commands import SuggestedCommands
     from infra.step_file.unpacking import is_step_file
 
     if is_step_file(run):
@@ -74,8 +84,9 @@ def fork(
         fail(f"--name {name}: small letters, digits and dashes, beginning with a letter")
     if file is not None and file.exists():
         fail(f"-o {file}: it exists already")
+    check_output("-o", file or Path("FORK.yaml"))
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=error_console(), transient=True) as bar:
+    with sigterm_interrupts(), Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("steps before it", total=None)
 
         def stepping(done: int, total: int) -> None:
@@ -87,12 +98,18 @@ def fork(
         with replaying(run, store, stepping) as opened:
             request = ForkRequest(at, tuple(changes or ()), name)
             made = make_fork(opened.again, opened.handle, request, say=warn, copying=copying)
-    file = file or Path(f"{made.id}.yaml")
-    with file.open("x") as target:
-        yaml.safe_dump(made.spec.model_dump(mode="json", by_alias=True), target, sort_keys=False)
+    file = file or _free_name(f"{made.id}.yaml")
+    try:
+        with file.open("x") as target:
+            yaml.safe_dump(made.spec.model_dump(mode="json", by_alias=True), target, sort_keys=False)
+    except OSError as error:
+        raise RunFailed(
+            f"{made.id} is made, but its run file can't be written: {error}. Remove the fork with "
+            f"`{SuggestedCommands(made.id, store).command('rm')}`, and make it again with another -o"
+        ) from error
     if as_json:
         origin = made.fork.model_dump(exclude={"identity"}) if made.fork else {}
-        typer.echo(json.dumps({"id": made.id, "run_file": str(file), "fork": origin}))
+        say_json({"id": made.id, "run_file": str(file), "fork": origin})
         return
     out().print(
         f"{made.id} is a fork of {made.fork.words if made.fork else run}; its run file is {file}",
@@ -102,9 +119,18 @@ def fork(
         carry_out(RunRequest(str(file), (), made.id), prefect=prefect)
     else:
         out().print(
-            f"Go on with it:\n  streamrl run {file} --resume {made.id}",
+            f"Go on with it:\n  {shlex.join(['streamrl', 'run', str(file), '--resume', made.id])}",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
+
+
+def _free_name(name: str) -> Path:
+    """Return a name that no file here has: that of a run with this id, now removed, may be left."""
+    number, found = 1, Path(name)
+    while found.exists():
+        number += 1
+        found = Path(name).with_stem(f"{Path(name).stem}-{number}")
+    return found
 
 
 def _is_name(name: str) -> bool:

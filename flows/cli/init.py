@@ -25,6 +25,10 @@ def init(
 
     Example: [bold]streamrl init three[/bold]
     """
+    import shlex
+
+    from rich.markup import escape
+
     sources = {file.name: file for file in sorted((EXAMPLES / "start").iterdir()) if file.is_file()}
     if chat:
         sources |= {file.name: file for file in sorted((EXAMPLES / "chat").iterdir()) if file.is_file()}
@@ -43,8 +47,8 @@ def init(
         ("task.py", "problems and reward"),
         ("model.py", "the model"),
     ):
-        console.print(f"{folder / name}  [dim]{about}[/dim]", highlight=False, soft_wrap=True)
+        console.print(escape(str(folder / name)), f" [dim]{about}[/dim]", highlight=False, soft_wrap=True)
     console.print("\nNext:", highlight=False)
     for command, why in (("--check", "look whether it can run"), ("", "train: a few minutes")):
-        words = f"streamrl run {runfile} {command}".rstrip()
-        console.print(f"  {words}  [dim]{why}[/dim]", highlight=False, soft_wrap=True)
+        words = shlex.join(["streamrl", "run", str(runfile), *([command] if command else [])])
+        console.print(f"  {escape(words)}  [dim]{why}[/dim]", highlight=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile
-from flows.cli.shared.talk import error_console, fail, out, plain_errors
+from flows.cli.shared.talk import error_console, fail, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from flows.run.replaying import Replaying
@@ -139,7 +138,7 @@ def _sample(opened: Replaying, name: str, step: int | None, page: Path | None, *
         out().print(f"{page} shows sample {one.id}", highlight=False, markup=False)
         return
     if as_json:
-        typer.echo(json.dumps({"id": one.id, "step": record.step, "prompt": prompt, "tokens": rows}))
+        say_json({"id": one.id, "step": record.step, "prompt": prompt, "tokens": rows})
         return
     out().print(f"sample {one.id}, {facts}", highlight=False, markup=False, soft_wrap=True)
     _show_rows(rows, as_json=False, empty="", most=1 << 30)
@@ -172,7 +171,7 @@ def _show_rows(
     found = list(rows)
     if as_json:
         for row in found:
-            typer.echo(json.dumps(row))
+            say_json(row)
         return
     console = out()
     if not found:

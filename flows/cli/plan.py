@@ -17,7 +17,7 @@ from flows.cli.shared.planning_options import (
     say_drawn,
     say_line,
 )
-from flows.cli.shared.talk import fail, out, plain_errors
+from flows.cli.shared.talk import check_output, fail, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,6 @@ def plan(
 
     [bold]streamrl plan examples/count.yaml --goal cost --deadline 60 -o plan.png[/bold]
     """
-    import json
 
     from flows.cli.shared.planning_bar import planning_bar
     from flows.planning.allocating import PlanGoal
@@ -74,6 +73,8 @@ def plan(
         fail(f"--goal {goal}: say time or cost")
     if output is not None and output.suffix not in _PICTURES:
         fail(f"-o {output}: the name of a picture ends with {' or '.join(_PICTURES)}")
+    if output is not None:
+        check_output("-o", output)
     wanted = PlanGoal("time" if goal == "time" else "cost", deadline)
     spec = load_run_file(runfile, changes or [])
     with planning_bar() as (say, progress):
@@ -85,7 +86,7 @@ def plan(
             say("picture", 0, 1)
             write_plan_picture(found, output, seed)
     if as_json:
-        typer.echo(json.dumps(plan_row(found)))
+        say_json(plan_row(found))
     else:
         _show(out(), found)
     say_drawn(output)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone
-from flows.cli.shared.talk import out, plain_errors, shares
+from flows.cli.shared.talk import fail, out, plain_errors, say_json, shares
+
+_NAME = re.compile(r"\w[\w.-]{0,80}", re.ASCII)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -31,17 +34,18 @@ def ranker(
     Example: [bold]streamrl ranker count-1 count-2[/bold]
     """
     import dataclasses
-    import json
 
     from rich.table import Table
 
     from flows.run.retrain import retrain
 
+    if name is not None and not _NAME.fullmatch(name):
+        fail(f"--name {name}: it becomes part of a key: letters, digits, and - _ . behind the first")
     console = out()
     with shares() as progress:
         result = retrain(runs, store=store, name=name, archive_alone=archive, progress=progress)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result)))
+        say_json(dataclasses.asdict(result))
         return
     quality = result.quality
     table = Table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile, StepRange
-from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors
+from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from consumers.replay import Replayed, Spoilt
     from flows.run.replaying import Replaying
 
+_NUMBER = re.compile(r"[0-9]{1,18}")  # of a step
 _NAMED = 12  # maximum samples that are named
 
 
@@ -128,7 +130,6 @@ class _Asked:
 
 def _samples_again(asked: _Asked, *, regenerate: bool, rewards: bool, as_json: bool) -> bool:
     """Do again what came before the trainer. Return whether it came out as expected."""
-    import json
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -153,7 +154,7 @@ def _samples_again(asked: _Asked, *, regenerate: bool, rewards: bool, as_json: b
     if as_json:
         said = (scored and {"rewards": rescored_row(scored)}) or {}
         said |= (drawn and {"regenerated": redrawn_row(drawn)}) or {}
-        typer.echo(json.dumps(said))
+        say_json(said)
     else:
         if scored is not None:
             show_rescored(out(), scored)
@@ -167,7 +168,7 @@ def steps_of(said: str | None) -> tuple[int | None, int | None]:
     if said is None:
         return None, None
     first, dash, last = said.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()):
+    if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
         fail(f"--step {said}: write the number of a step, such as 12, or of the first and last, such as 0-59")
     found = int(first), int(last) if dash else int(first)
     if found[0] > found[1]:
@@ -178,7 +179,6 @@ def steps_of(said: str | None) -> tuple[int | None, int | None]:
 def _steps(
     console: Console, opened: Replaying, first: int | None, last: int | None, *, as_json: bool
 ) -> bool:
-    import json
 
     from flows.view.replay_rows import replay_row
 
@@ -190,7 +190,7 @@ def _steps(
     for found in again.each(newest if first is None else first, newest):
         count, equal, fine = count + 1, equal + found.equal, fine and found.as_expected
         if as_json:
-            typer.echo(json.dumps(replay_row(found)))
+            say_json(replay_row(found))
         elif not several or not found.equal:
             _show(console, found)
     if several and not as_json:
@@ -202,12 +202,11 @@ def _steps(
 
 
 def _failed(console: Console, found: Spoilt, *, as_json: bool) -> bool:
-    import json
 
     from flows.view.replay_rows import spoilt_row
 
     if as_json:
-        typer.echo(json.dumps(spoilt_row(found)))
+        say_json(spoilt_row(found))
     else:
         _show_spoilt(console, found)
     return bool(found.reason)

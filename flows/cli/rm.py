@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.talk import INTERRUPTED, fail, out, plain_errors, sigterm_interrupts
+from flows.cli.shared.talk import INTERRUPTED, each_run, fail, out, plain_errors, sigterm_interrupts
 
 if TYPE_CHECKING:
     from infra.stores.store import Store
@@ -38,12 +38,13 @@ def rm(
     from flows.run.locations import named_store
 
     opened = named_store(store)
-    for run in dict.fromkeys(runs):
-        _rm(run, opened, yes=yes, report=report, topics=topics)
+    each_run(dict.fromkeys(runs), lambda run: _rm(run, opened, yes=yes, report=report, topics=topics))
 
 
 def _rm(run: str, opened: Store, *, yes: bool, report: bool, topics: bool) -> None:
+    from flows.run.locations import named_as
     from flows.run.removing import remains, remove
+    from flows.run.suggested_commands import SuggestedCommands
     from infra.run_bus import connect
 
     console = out()
@@ -63,13 +64,15 @@ def _rm(run: str, opened: Store, *, yes: bool, report: bool, topics: bool) -> No
         what += f", and {found.report}"
     if not yes and not typer.confirm(f"Remove run {run}: {what}?"):
         fail("nothing was removed")
-    _remove(lambda progress: remove(opened, found, open_bus, report=report, progress=progress), run)
+    more = [*(["--report"] if report else []), *([] if topics else ["--no-topics"])]
+    again = SuggestedCommands(run, named_as(opened.url)).command("rm", *more)
+    _remove(lambda progress: remove(opened, found, open_bus, report=report, progress=progress), again)
     console.print(f"run {run} is gone: {what}", markup=False, highlight=False, soft_wrap=True)
     if found.report and not report:
         console.print(f"its report stays: {found.report}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _remove(work: Callable[[Callable[[int, int], None]], None], run: str) -> None:
+def _remove(work: Callable[[Callable[[int, int], None]], None], again: str) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("removing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -78,4 +81,4 @@ def _remove(work: Callable[[Callable[[int, int], None]], None], run: str) -> Non
             task = bar.add_task("", total=None)
             work(lambda done, whole: bar.update(task, completed=done, total=whole))
     except KeyboardInterrupt:
-        fail(f"stopped half way: `streamrl rm {run}` goes on with it", INTERRUPTED)
+        fail(f"stopped half way: `{again}` goes on with it", INTERRUPTED)

@@ -81,6 +81,7 @@ def check_only(request: object) -> None:
 
     from flows.run.checks import problems_of
     from flows.run.inspection import Finding, inspect_run
+    from flows.run.inspection.store_and_broker import look_at_first_ranker
     from flows.run.request import RunRequest
     from schemas.loading import load_run_file
 
@@ -89,6 +90,8 @@ def check_only(request: object) -> None:
     problems, errors = problems_of(spec), Console(stderr=True)
     named = [Finding(request.runfile, problem, wrong=True) for problem in problems]
     findings = [*named, *inspect_run(spec, problems)]
+    if not request.resume:
+        findings += look_at_first_ranker(spec)
     for finding in findings:
         console, sign = (errors, "") if finding.wrong else (out(), "✓ ")
         style = "red" if finding.wrong else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.talk import out, plain_errors
+from flows.cli.shared.talk import out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from flows.run.run_state import RunState
@@ -30,7 +30,6 @@ def runs(
 
     Example: [bold]streamrl runs --store s3://streamrl/runs[/bold]
     """
-    import json
 
     from rich.markup import escape
     from rich.table import Table
@@ -42,9 +41,7 @@ def runs(
     found = read_states(opened)
     if as_json:
         for run, state in found.items():
-            typer.echo(
-                json.dumps({"run": run, **({"now": state.now, **state.model_dump()} if state else {})})
-            )
+            say_json({"run": run, **({"now": state.now, **state.model_dump()} if state else {})})
         return
     if not found:
         console.print(f"there are no runs in {opened.url}", highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone
-from flows.cli.shared.talk import fail, out, plain_errors
+from flows.cli.shared.talk import fail, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +85,8 @@ def samples(
         chosen: Iterable[SampleRow] = (row for row in rows if all(one.holds(row) for one in conditions))
         if sort:
             chosen = in_order(chosen, sort, lowest_first=lowest)
-        _print(chosen, most or (None if as_json or follow else _SHOWN), full=full, as_json=as_json)
+        shown = most or (None if as_json or follow else _SHOWN)
+        _print(chosen, shown, full=full, as_json=as_json, count_more=not (as_json or follow))
 
 
 def _rows(opened: OpenRun, step: int | None, *, follow: bool, names: list[str]) -> Iterator[SampleRow]:
@@ -111,8 +112,10 @@ def _rows(opened: OpenRun, step: int | None, *, follow: bool, names: list[str]) 
     yield from rows
 
 
-def _print(rows: Iterable[SampleRow], most: int | None, *, full: bool, as_json: bool) -> None:
-    import json
+def _print(
+    rows: Iterable[SampleRow], most: int | None, *, full: bool, as_json: bool, count_more: bool
+) -> None:
+    """Print rows. `count_more`: say how many are left, or that there is none; not of rows without end."""
     from itertools import islice
 
     console, left = out(), iter(rows)
@@ -120,10 +123,10 @@ def _print(rows: Iterable[SampleRow], most: int | None, *, full: bool, as_json: 
     for row in islice(left, most):
         count += 1
         if as_json:
-            typer.echo(json.dumps(row))
+            say_json(row)
         else:
             _show(console, row, full=full)
-    if as_json:
+    if not count_more:
         return
     if not count:
         console.print("no sample meets the conditions", highlight=False)

@@ -17,7 +17,7 @@ from flows.cli.shared.planning_options import (
     say_drawn,
     say_line,
 )
-from flows.cli.shared.talk import fail, out, plain_errors
+from flows.cli.shared.talk import check_output, fail, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,6 @@ def simulate(
 
     [bold]streamrl simulate examples/count.yaml --set placement.balance.most=3 --lengths 1,3,1[/bold]
     """
-    import json
 
     from flows.cli.shared.planning_bar import planning_bar
     from flows.plans.asked_simulation import asked_row, simulate_asked
@@ -105,6 +104,8 @@ def simulate(
 
     if output is not None and output.suffix != ".png":
         fail(f"-o {output}: the name of a picture ends with .png")
+    if output is not None:
+        check_output("-o", output)
     spec = load_run_file(runfile, changes or [])
     with planning_bar() as (say, progress):
         inputs = planning_inputs(
@@ -119,7 +120,7 @@ def simulate(
         if output is not None:
             draw_simulation(found.result, found.split, found.middle, found.title, output)
     if as_json:
-        typer.echo(json.dumps(asked_row(found)))
+        say_json(asked_row(found))
     else:
         _show(out(), found)
     say_drawn(output)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone
-from flows.cli.shared.talk import fail, out, plain_errors
+from flows.cli.shared.talk import fail, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from flows.run.archive_query import QueryAnswer
@@ -58,22 +58,15 @@ def sql(
 
 
 def _print_json(answer: QueryAnswer) -> None:
-    import json
-
     for rows in answer.rows:
         for row in rows:
-            said = {name: _plain(value) for name, value in zip(answer.columns, row, strict=True)}
-            print(json.dumps(said, default=str))
+            say_json({name: _plain(value) for name, value in zip(answer.columns, row, strict=True)})
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can have it: bytes in hexadecimal, and null for what is no finite number."""
-    import math
-
+    """Return a value as JSON can have it: bytes in hexadecimal, and names as text."""
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.talk import out, plain_errors
+from flows.cli.shared.talk import out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,7 +40,6 @@ def status(
 
 def _as_json(run: str | None, store_name: str) -> None:
     import dataclasses
-    import json
 
     from flows.run.locations import named_store
     from flows.run.run_state import read_state
@@ -58,7 +57,7 @@ def _as_json(run: str | None, store_name: str) -> None:
             "fork": record.fork.words if record.fork else None,
             "view": view.as_json(),
         }
-    typer.echo(json.dumps(found, default=str))
+    say_json(found)
 
 
 def _record(store: Store, run: str | None) -> RunRecord | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone, OwnCode, RunOrStepFile
-from flows.cli.shared.talk import FAILED, error_console, fail, out, plain_errors
+from flows.cli.shared.talk import FAILED, check_output, error_console, fail, out, plain_errors, say_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,6 @@ def what_if(
     [bold]streamrl what-if count-3 --from 20 --variant algorithm.learning_rate=1e-6 \\
       --variant 'algorithm.learning_rate=1e-5 loss.kind=dapo' -o what-if.png[/bold]
     """  # fmt: skip
-    import json
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -83,6 +82,8 @@ def what_if(
         fail("nothing is changed: say --set A.B=VALUE, such as --set algorithm.learning_rate=1e-6")
     if picture is not None and picture.suffix not in _PICTURES:
         fail(f"-o {picture}: the name of a picture ends with {', '.join(_PICTURES)}")
+    if picture is not None:
+        check_output("-o", picture)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("", total=None)
@@ -100,7 +101,7 @@ def what_if(
             found = what_if_curves(opened, first, last, asked, shown)
             name = opened.handle.run
     if as_json:
-        typer.echo(json.dumps(what_if_row(name, found)))
+        say_json(what_if_row(name, found))
     else:
         commands = SuggestedCommands.as_asked(name, run, store, archive_alone=archive, own_code=own_code)
         _show(out(), name, found, commands)

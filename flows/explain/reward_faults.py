@@ -41,7 +41,7 @@ class MissingRewards(Detector):
             [f"{count:.0f} samples of {len(wrong)} steps have no reward, the first is {first.failed}"],
             [first.failed],
             [],
-            run.command("samples", "--step", str(first.step), "--where", "error~a"),
+            run.command("samples", "--step", str(first.step), "--where", "error!="),
             0.95,
         )
 

@@ -6,6 +6,7 @@ time only what is new is read: lines of the files, records of the topics.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -102,6 +103,10 @@ def serving(live: Pages, port: int) -> ThreadingHTTPServer:
     """Return a server of the page on the loopback address, which does not serve yet. Port 0: any free one."""
 
     class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # a browser that goes away is no error
+                super().handle()
+
         def do_GET(self) -> None:
             host = (self.headers.get("Host") or "").rpartition(":")[0]
             if host not in (

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from flows.page.page_data import FAILED, INTERRUPTED, SaidState
 from flows.page.page_file import write_page
-from flows.run.locations import Places, report_folder
+from flows.run.locations import Places, named_as, report_folder
 from flows.run.request import RunCancelled
+from flows.run.suggested_commands import SuggestedCommands
 from flows.view.follow import Follower
 from flows.view.line_files import METRICS_FILE, MetricsFile, complete
 from infra.errors import Explained
@@ -64,7 +65,8 @@ def _write_soon(
     thread = threading.Thread(target=write, name="page", daemon=True)
     thread.start()
     thread.join(_MOST_S)
-    say(f"the page of the run: {written[0] if written else f'streamrl report {record.id} writes it'}")
+    again = SuggestedCommands(record.id, named_as(places.store_url)).command("report")
+    say(f"the page of the run: {written[0] if written else f'{again} writes it'}")
 
 
 def _complete_metrics(record: RunRecord, folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.run.what_if_settings import has_critic, with_changed_keys
 from infra.resuming import learned_otherwise
 from infra.runs import RunRecord
-from schemas.loading import RunFileError, changes_of, validate
+from schemas.loading import RunFileError, apply_override, changes_of, validate
 from schemas.runspec import SEAMS, RunSpec
 from schemas.seams import SeamSection
 from schemas.shortening import printable
@@ -45,10 +45,10 @@ def forked_settings(record: RunRecord, changes: Sequence[str], iteration: int) -
                 raise RunFileError(f"--set {printable(name, 200)}: a fork can't change it: {reason}")
         if isinstance(said, dict) and isinstance(now := getattr(spec, section, None), SeamSection):
             data[section] = with_changed_keys(now, said, SEAMS[section])
-        elif isinstance(said, dict) and isinstance(data.get(section), dict):
-            data[section] = {**data[section], **said}
-        else:
-            data[section] = said
+        else:  # one by one: what a section in a section has besides stays
+            for change in changes:
+                if change.partition("=")[0].partition(".")[0] == section:
+                    apply_override(data, change)
     found = validate(data, Path(f"{record.id}.yaml"), overrides=changes)
     if found.algorithm.iterations <= iteration:
         raise RunFileError(

@@ -83,6 +83,8 @@ def joining(
         found = [worker(GENERATOR, first + n, record, places) for n in range(generators)]
     else:
         found = at_site(at, relays, generators, record, places, first=(first, first))
+    if not found and not ranks.trainer and not ranks.engine:
+        raise RunFailed("there is nothing to start: say --generators with a number above 0")
     shared, each = record.spec.placement.share_gpus, own_gpus(record.spec)
     wanted = DealtGpus((), ranks.trainer + ranks.engine, shared=shared, each=each)
     with ExitStack() as unless_all_is_well:

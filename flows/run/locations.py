@@ -84,6 +84,11 @@ def store_option(store: str) -> str:
     return "" if store == LOCAL else f"--store {shlex.quote(store)}"
 
 
+def named_as(url: str) -> str:
+    """Return how a command names the store at a URL: `local` if it is this machine's."""
+    return LOCAL if url == store_url(LOCAL) else url
+
+
 def _own_s3() -> bool:
     """Whether the user's environment says which S3 to use: then the local server is not meant."""
     names = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_PROFILE")

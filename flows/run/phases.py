@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from flows.run.report_phase import make_report
 from flows.run.request import LastingFailure, RunCancelled, RunFailed, RunRequest, RunResult
 from flows.run.run_state import StateKeeper, read_state
 from flows.run.start_model import model_at_hand, prepare_model
+from flows.run.suggested_commands import SuggestedCommands
 from flows.run.training_phase import LOCK_S, run_training
 from flows.trackers.feeding import tracking
 from flows.view.screen import Screen, Screens
@@ -80,8 +82,8 @@ def _conducted(
         screen = Screens([screen, state])
         for site, planned in spec.placement.sites.items():  # which see by the state that the run goes on
             if planned.generators and planned.elsewhere and not _called(host, record, site, screen):
-                screen.say(f"site {site} takes part when this runs there: streamrl join {record.id} "
-                           f"--store {record.store} --site {site}")  # fmt: skip
+                join = SuggestedCommands(record.id, record.store).command("join", "--site", site)
+                screen.say(f"site {site} takes part when this runs there: {join}")
         try:
             if done:
                 screen.say(f"run {record.id} is trained to its end: only its report is written again. With "
@@ -202,5 +204,6 @@ def _run_to_resume(resume: str | bool, spec: RunSpec, places: Places) -> str:
 
 def resume_hint(request: RunRequest, run: str) -> str:
     """Return the command that goes on with a run."""
-    changes = "".join(f" --set {override}" for override in request.overrides)
-    return f"go on with the run: streamrl run {request.runfile}{changes} --resume {run}"
+    changes = [word for override in request.overrides for word in ("--set", override)]
+    words = ["streamrl", "run", request.runfile, *changes, "--resume", run]
+    return f"go on with the run: {shlex.join(words)}"

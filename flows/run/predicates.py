@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import Explained
+from schemas.importing import said
 from schemas.metrics import METRICS, REWARD_PART
 from schemas.shortening import shown
 from schemas.stages import Stage
@@ -34,7 +35,10 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
-_FUNCTIONS: dict[str, Callable[..., float]] = {"abs": abs, "min": min, "max": max, "log": math.log}
+_FUNCTIONS: dict[str, tuple[Callable[..., float], range]] = {  # each with how many values it takes
+    "abs": (abs, range(1, 2)), "min": (min, range(2, 100)), "max": (max, range(2, 100)),
+    "log": (math.log, range(1, 3)),
+}  # fmt: skip
 _OTHER = {"different", "nan", *SHORT}
 
 
@@ -67,13 +71,8 @@ def predicate(text: str) -> Predicate:
     _check(names)
     held = _compiled(tree, 0)
 
-    def holds(values: Values) -> bool:
-        try:
-            return bool(held(values))
-        except ZeroDivisionError:
-            return False
-
-    return Predicate(text, holds, any(name.startswith(APART) or name == "different" for name in names))
+    replays = any(name.startswith(APART) or name == "different" for name in names)
+    return Predicate(text, lambda values: bool(held(values)), replays)
 
 
 def _check(names: set[str]) -> None:
@@ -107,22 +106,32 @@ def _compiled(node: ast.expr, depth: int) -> Callable[[Values], Any]:
             return lambda values: (all if all_ else any)(part(values) for part in found)
         case ast.BinOp(op=op, left=left, right=right) if type(op) in _ARITHMETIC:
             apply, a, b = _ARITHMETIC[type(op)], inside(left), inside(right)
-            return lambda values: apply(a(values), b(values))
+            return lambda values: _defined(apply, a(values), b(values))
         case ast.Compare(left=left, ops=ops, comparators=rights) if all(type(op) in _COMPARE for op in ops):
             terms, signs = [inside(one) for one in (left, *rights)], [_COMPARE[type(op)] for op in ops]
 
             def compare(values: Values) -> bool:
-                said = [term(values) for term in terms]
-                return all(sign(a, b) for sign, a, b in zip(signs, said, said[1:], strict=False))
+                found = [term(values) for term in terms]
+                return all(sign(a, b) for sign, a, b in zip(signs, found, found[1:], strict=False))
 
             return compare
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS and args:
-            function, given = _FUNCTIONS[name], [inside(one) for one in args]
-            return lambda values: function(*(one(values) for one in given))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if (
+            name in _FUNCTIONS and len(args) in _FUNCTIONS[name][1]
+        ):
+            function, given = _FUNCTIONS[name][0], [inside(one) for one in args]
+            return lambda values: _defined(function, *(one(values) for one in given))
     raise BadPredicate(
         f"--when: {shown(ast.unparse(node))} can't be used: write numbers, metrics, comparisons, and, or, "
         f"not, + - * / and {', '.join(_FUNCTIONS)}"
     )
+
+
+def _defined(function: Callable[..., float], *given: Any) -> float:
+    """Return the value of a function; NaN where it has none, as a division by 0 or the logarithm of -1."""
+    try:
+        return function(*given)
+    except (ArithmeticError, ValueError):
+        return math.nan
 
 
 def _imported(text: str) -> Callable[[Values], bool]:
@@ -139,4 +148,14 @@ def _imported(text: str) -> Callable[[Values], bool]:
         function: Callable[[Values], bool] = getattr(module, name)
     except Exception as error:
         raise BadPredicate(f"--when {text} can't be imported: {error!r}") from error
-    return lambda values: bool(function(dict(values)))
+    if not callable(function):
+        raise BadPredicate(f"--when {text}: it is no function")
+
+    def holds(values: Values) -> bool:
+        try:
+            return bool(function(dict(values)))
+        except Exception as error:  # the user's code may raise anything
+            step = f"{values.get('step', math.nan):g}"
+            raise BadPredicate(f"--when {text} failed at step {step}: {said(error)}") from error
+
+    return holds

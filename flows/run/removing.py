@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.run.folder_owner import lock_of_run
-from flows.run.locations import report_folder
+from flows.run.locations import named_as, report_folder
 from flows.run.request import RunFailed
 from flows.run.run_state import HEARD_WITHIN_S, is_heard_again, read_state
+from flows.run.suggested_commands import SuggestedCommands
 from infra.archive.segments import ARCHIVES
 from infra.bus import Bus, Reader
 from infra.files.locks import LockHeld
@@ -147,7 +148,8 @@ def _refuse_if_kept(store: Store, run: str, tell: Callable[[str], None]) -> None
     """Raise RunFailed if a flow of the run, on whichever machine, goes on writing down its state."""
     state = read_state(store, run)
     if state is not None and state.is_active and is_heard_again(store, run, state, HEARD_WITHIN_S, tell):
-        raise RunFailed(f"run {run} is going on at {state.host}: stop it first (streamrl stop {run})")
+        stop = SuggestedCommands(run, named_as(store.url)).command("stop")
+        raise RunFailed(f"run {run} is going on at {state.host}: stop it first ({stop})")
 
 
 def _refuse_if_alive(bus: Bus, topics: Topics, run: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 
 import psutil
@@ -26,7 +27,7 @@ def make_report(record: RunRecord, places: Places) -> RunResult:
         "--folder", str(folder),
     ]  # fmt: skip
     env = places.env | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    again = f"to write it again: python {' '.join(argv[1:])}"
+    again = f"to write it again: {shlex.join(['python', *argv[1:]])}"
     trained = f"run {record.id} is trained to its end, and its weights are in the store"
     with Team(logs_folder(record), grace_s=2.0) as team:
         ended = _ended(team, team.start("report", argv, env))

@@ -16,20 +16,13 @@ _COMPARED = ("reward", "length", "entropy", "grad_norm", "loss", "logprob_gap")
 
 def differences(ours: RunHandle, theirs: RunHandle) -> Iterator[dict[str, Any]]:
     """Yield for each step that both ledgers have how the second run differs from the first."""
-    left = steps_in_ledger(theirs)
+    left = steps_in_ledger(theirs)  # both are in order, so that neither ledger is held
+    other = next(left, None)
     for step in steps_in_ledger(ours):
-        if (other := _next(left, step.step)) is not None:
+        while other is not None and other.step < step.step:
+            other = next(left, None)
+        if other is not None and other.step == step.step:
             yield _difference(step, other)
-
-
-def _next(steps: Iterator[StepRecord], number: int) -> StepRecord | None:
-    """Return a step if the ledger has it; steps are asked for in order, so that neither ledger is held."""
-    for step in steps:
-        if step.step == number:
-            return step
-        if step.step > number:
-            return None
-    return None
 
 
 def _difference(ours: StepRecord, theirs: StepRecord) -> dict[str, Any]:

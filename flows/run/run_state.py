@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -105,6 +106,7 @@ class StateKeeper:
             report=str(report_folder(record))[:4000],
         )  # fmt: skip
         self._written_at = 0.0
+        self._changing = threading.Lock()  # the run's thread and the one that writes both change the state
         self._reports = TimedReports(self._look, lambda: LOOK_EVERY_S, _log)
         self.stop_asked = False
 
@@ -153,7 +155,8 @@ class StateKeeper:
             self._change(iteration=row["iteration"], step=row["step"], reward=row["reward"])
 
     def _change(self, **fields: object) -> None:
-        self._state = self._state.model_copy(update=fields)
+        with self._changing:
+            self._state = self._state.model_copy(update=fields)
 
     def _end(self) -> None:
         self._reports.close()

@@ -23,7 +23,7 @@ class CsvTracker:
     """The file grows by a line a step. A step with a metric that no step had before writes it anew."""
 
     def __init__(self, path: Path) -> None:
-        rows = list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+        rows = list(csv.DictReader(_whole_lines(path)))
         self._names = list(rows[0]) if rows else []
         self._last = max((int(row["step"]) for row in rows), default=-1)
         self._path, self._lines = path, LinesFile(path)
@@ -37,13 +37,18 @@ class CsvTracker:
         self._last = int(row["step"] or 0)
 
     def _widen(self, new: list[str]) -> None:
-        old = self._path.read_text().splitlines()[1:] if self._path.exists() else []
+        old = _whole_lines(self._path)[1:]
         self._names += new
         rows = [f"{line}{',' * len(new)}" for line in old]
         write_whole(self._path, "\n".join([_line(self._names), *rows, ""]))
         self._lines = LinesFile(self._path)
 
     def close(self) -> None: ...
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file, without a last one that was torn; none if it is not there."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def _line(values: list[object]) -> str:

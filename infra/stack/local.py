@@ -9,7 +9,7 @@ up ── lock ──► kafka   ┐ each in a thread of its own,
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -83,8 +83,13 @@ def start_stack(
     return current(paths)
 
 
-def stop_stack(*, progress: ServiceProgress | None = None, paths: StackPaths | None = None) -> int:
-    """End every process of the stack, even of a broken one. Return how many there were. Data stays."""
+def stop_stack(
+    *, keep: Collection[str] = (), progress: ServiceProgress | None = None, paths: StackPaths | None = None
+) -> int:
+    """End every process of the stack, even of a broken one. Return how many there were. Data stays.
+
+    `keep`: names of services that go on.
+    """
     paths = paths or StackPaths.locate()
     if not paths.run.exists():
         return 0
@@ -97,7 +102,7 @@ def stop_stack(*, progress: ServiceProgress | None = None, paths: StackPaths | N
         return ended
 
     with _changing(paths), ThreadPoolExecutor(3) as pool:
-        return sum(pool.map(stop_one, _all_services()))
+        return sum(pool.map(stop_one, (one for one in _all_services() if one.name not in keep)))
 
 
 def stack_state(*, paths: StackPaths | None = None) -> list[ServiceState]:

@@ -31,6 +31,8 @@ from tests.fakes.crashing import World
         ("abs(loss) > -2 * -1 or max(reward, length) == 3", {"loss": 0.0, "reward": 3.0, "length": 1}, True),
         ("reward / staleness > 1", {"reward": 1.0, "staleness": 0.0}, False),
         ("reward > 0", {}, False),
+        ("log(loss) > 1 or nan", {"loss": -1.0, "nan": 1.0}, True), ("log(loss) < 0", {"loss": 0.0}, False),
+        ("loss * 1" + "0" * 400 + " > 1", {"loss": 2.0}, False),
     ],
 )  # fmt: skip
 def test_conditions(text: str, values: dict[str, float], holds: bool) -> None:
@@ -47,11 +49,23 @@ def test_conditions(text: str, values: dict[str, float], holds: bool) -> None:
         ("(" * 300, "is no expression"), ("-" * 200 + "1", "too deeply"),
         ("reward" + " + reward" * 200, "characters; 1000 are the most"),
         ("none.py:f", "there is no file none.py"), ("abs()", "can't be used"),
+        ("max(reward) > 1", "can't be used"), ("abs(reward, 2)", "can't be used"),
+        ("log(reward, 2, 3) > 1", "can't be used"),
     ],
 )  # fmt: skip
 def test_what_is_no_condition_is_said(text: str, why: str) -> None:
     with pytest.raises(BadPredicate, match=why.replace("(", r"\(")):
         predicate(text)
+
+
+def test_a_function_of_the_user_that_fails_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def lacks(values):\n    return values['reward_x'] > 1\n\n\nnumber = 3\n")
+    when = predicate(f"{file}:lacks")
+    with pytest.raises(BadPredicate, match=r"mine.py:lacks failed at step 4: KeyError: 'reward_x'"):
+        when.holds({"step": 4.0})
+    with pytest.raises(BadPredicate, match=r"mine.py:number: it is no function"):
+        predicate(f"{file}:number")
 
 
 @given(st.integers(1, 2000), st.integers(0, 2500))

@@ -73,6 +73,14 @@ def test_check_changes_nothing(cli: CliRunner, tmp_path: Path) -> None:
     assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
+def test_check_looks_at_the_ranker_to_start_with(cli: CliRunner) -> None:
+    words = ["run", "count.yaml", "--check", "--set", "lengths.start=rankers/count/v000001.safetensors"]
+    result = cli.invoke(app, words)
+    assert result.exit_code == 2 and "`streamrl ranker RUN` makes one" in result.stderr
+    result = cli.invoke(app, [*words, "--resume"])  # its trainer has learned by its own ranker since
+    assert result.exit_code == 0, result.output
+
+
 def test_a_broken_run_file_is_a_user_error(cli: CliRunner, tmp_path: Path) -> None:
     (tmp_path / "count.yaml").write_text(RUN + "algorithm: {mode: asynch}\n")
     result = cli.invoke(app, ["run", "count.yaml", "--check"])

@@ -10,6 +10,10 @@ import pytest
 import yaml
 from prefect import Flow
 
+from flows.cli.shared.deploying import Deploying, deploy_run_file
+from infra.runs import RunError
+from tests.factories import make_spec
+
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
@@ -31,3 +35,20 @@ def test_each_has_a_name_of_its_own() -> None:
     names = Counter(f"{flow(one['entrypoint']).name}/{one['name']}" for one in DEPLOYMENTS)
     assert {"keyframe/local", "verify/local", "collect/local", "promote/local"} <= set(names)
     assert max(names.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [({"cron": "0 2 * *"}, "--cron '0 2 \\* \\*'"), ({"name": "night/ly"}, "--name night/ly")],
+)
+def test_what_prefect_can_not_take_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], why: str
+) -> None:
+    def made(*args: object, **named: object) -> None:
+        raise AssertionError("a work pool is made")
+
+    monkeypatch.setattr("flows.cli.shared.deploying.get_client", made)
+    wanted = Deploying(tmp_path / "a.yaml", make_spec(), given.get("name", "a"), "pool", tmp_path,
+                       cron=given.get("cron"))  # fmt: skip
+    with pytest.raises(RunError, match=why):
+        deploy_run_file(wanted)

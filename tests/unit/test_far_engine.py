@@ -453,6 +453,8 @@ def test_a_run_whose_engines_have_no_far_ranks_takes_none(tmp_path: Path, tiny: 
     create(store, make_spec(), bootstrap_servers="none", model=str(tiny), run_id="near-engine-1")
     with pytest.raises(RunFailed, match=r"have all their ranks beside their generators: set placement"):
         joining("near-engine-1", store=store.url, ranks=RanksHere(engine=1))
+    with pytest.raises(RunFailed, match="nothing to start"):
+        joining("near-engine-1", store=store.url, generators=0)
     create(store, SPEC, bootstrap_servers="none", model=str(tiny), run_id="far-engine-2")
     (worker,) = joining("far-engine-2", store=store.url, ranks=RanksHere(engine=2, generator=5)).workers
     assert worker.argv[2] == "producers.engines.machine_ranks"

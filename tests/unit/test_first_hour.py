@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def test_init_writes_a_run_that_is_fine(folder: Path, chat: list[str]) -> None:
     model = runpy.run_path(str(folder / "mine" / "model.py"))
     prompt, _ = next(model["demonstrations"](model["make_tokenizer"](), random.Random(0)))
     assert len(prompt) <= spec.sampling.max_prompt_tokens, "no prompt would be used"
+
+
+def test_what_init_says_can_be_copied_from_any_folder(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["init", "my runs[old]"])
+    commands = [line.partition("  train")[0] for line in done.output.splitlines() if "streamrl run" in line]
+    assert shlex.split(commands[-1]) == ["streamrl", "run", "my runs[old]/run.yaml"]
+    assert "my runs[old]/task.py" in done.output
 
 
 def test_init_replaces_nothing_unless_it_is_told_to(folder: Path) -> None:

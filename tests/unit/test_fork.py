@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -294,6 +295,20 @@ def test_changes_of_a_fork(tmp_path: Path) -> None:
     assert forked_settings(record, [], 2) == record.spec
 
 
+def test_a_change_inside_a_section_leaves_its_other_settings(tmp_path: Path) -> None:
+    kafka = {"bootstrap_servers": "broker:9092", "retention_hours": 100}
+    placement = {"kafka": kafka, "balance": {"least": 2, "most": 4}, "sites": {"eu": {"relays": 3}}}
+    record = make_context(make_spec(placement=placement), tmp_path).record
+    changes = ["placement.kafka.retention_hours=5", "placement.balance.most=6", "placement.sites.us.relays=2"]
+    found = forked_settings(record, changes, 2).placement
+    assert (found.kafka.bootstrap_servers, found.kafka.retention_hours) == ("broker:9092", 5)
+    assert found.balance is not None and (found.balance.least, found.balance.most) == (2, 6)
+    assert {name: site.relays for name, site in found.sites.items()} == {"eu": 3, "us": 2}
+    whole = forked_settings(record, ["placement.balance={most: 6}", "placement.sites={}"], 2).placement
+    assert whole.balance is not None and whole.balance.least == 1, "a section that is given is as it is given"
+    assert not whole.sites
+
+
 def test_old_records_can_be_read_and_new_ones_by_old_versions(tmp_path: Path, model: str) -> None:
     context = make_context(make_spec(), tmp_path)
     record = runs.create(context.store, context.spec, bootstrap_servers="none", model=model)
@@ -331,3 +346,40 @@ def test_on_the_command_line(tmp_path: Path, model: str, monkeypatch: pytest.Mon
         result = CliRunner().invoke(app, [*words, *wrong])
         assert result.exit_code in (1, 2)
         assert message in result.output.replace("\n", " ")
+
+
+def test_where_its_run_file_can_not_be_no_fork_is_made(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = world_of(tmp_path, model)
+    parent.live()
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: parent.context.bus)
+    monkeypatch.chdir(tmp_path)
+    words = ["fork", "test-1", "--store", parent.context.store.url, "--at", "2"]
+    result = CliRunner().invoke(app, [*words, "-o", "nowhere/fork.yaml"])
+    assert result.exit_code == 2 and "there is no folder nowhere" in result.output
+    assert runs.runs_of(parent.context.store) == ["test-1"]
+    (tmp_path / "test-2.yaml").write_text("of a run that had this id and was removed")
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["run_file"] == "test-2-2.yaml"
+    assert load_run_file(tmp_path / "test-2-2.yaml").run == "test"
+
+
+def test_a_closed_terminal_ends_a_fork_in_order(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = world_of(tmp_path, model)
+    parent.live()
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: parent.context.bus)
+    monkeypatch.chdir(tmp_path)
+
+    def closed(*args: Any, **named: Any) -> None:
+        handler = signal.getsignal(signal.SIGHUP)
+        assert callable(handler), "SIGHUP would kill the command, and leave half a fork"
+        handler(signal.SIGHUP, None)
+
+    monkeypatch.setattr("consumers.steps.checkpoint.Checkpoints.save", closed)
+    result = CliRunner().invoke(app, ["fork", "test-1", "--store", parent.context.store.url, "--at", "2"])
+    assert result.exit_code == 130, result.output
+    assert runs.runs_of(parent.context.store) == ["test-1"]

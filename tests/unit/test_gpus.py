@@ -26,6 +26,7 @@ from flows.run.watching_balance import JoinedGenerators, keep_balanced
 from infra.gpus import VISIBLE, visible_gpus
 from infra.stack import doctor
 from infra.stack.doctor import Check
+from infra.stack.services import ServiceState
 from schemas.balancing import BalanceSection
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec
@@ -116,16 +117,19 @@ def test_too_few_gpus_are_refused_unless_they_are_shared(
 
 
 def test_the_demo_runs_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its engine and its learner share that."""
+    """Its engine and its learner share that. It stops only the services that it has started."""
     asked: list[RunRequest] = []
-    monkeypatch.setattr("infra.stack.local.stack_state", list)
+    kept: list[set[str]] = []
+    there = [ServiceState("kafka", "running", Path()), ServiceState("prefect", "stopped", Path())]
+    monkeypatch.setattr("infra.stack.local.stack_state", lambda: there)
     monkeypatch.setattr("infra.stack.local.start_stack", lambda **_: None)
-    monkeypatch.setattr("infra.stack.local.stop_stack", lambda: None)
+    monkeypatch.setattr("infra.stack.local.stop_stack", lambda keep: kept.append(keep))
     monkeypatch.setattr("flows.cli.run.carry_out", lambda request, prefect: asked.append(request))
     for gpus in ("", "01", "0"):
         have(monkeypatch, *gpus)
         monkeypatch.setattr("flows.cli.demo.visible_gpus", lambda gpus=gpus: list(gpus))
         demo()
+    assert kept == [{"kafka"}] * 3
     assert [one.overrides for one in asked[:2]] == [(), ()], "nothing is shared"
     spec = check(asked[2])
     with GpuClaims() as claims:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.run.run_difference import differences
 from infra import runs
-from schemas.messages import Sample
+from infra.run_handle import RunHandle
+from schemas.messages import Sample, StepRecord
 from tests.factories import make_context, make_spec, make_tiny_model
 from tests.fakes.crashing import World
 
@@ -94,3 +97,26 @@ def test_the_difference_of_two_runs(world: World) -> None:
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert all(row["same_weights"] and row["same_samples"] and not row["first_other_stage"] for row in rows)
     assert "same_weights" in asked(world, "--against", "test-1")
+
+
+def test_a_run_whose_ledger_begins_later_is_compared_from_there_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledgers: dict[str, list[StepRecord]] = {"run": world.ledger(), "fork": world.ledger()[2:]}
+    monkeypatch.setattr("flows.run.run_difference.steps_in_ledger", lambda handle: iter(ledgers[handle]))
+    for first, second in (("run", "fork"), ("fork", "run")):
+        rows = differences(cast(RunHandle, first), cast(RunHandle, second))
+        assert [row["step"] for row in rows] == [2, 3], f"{first} against {second}"
+
+
+def test_figures_that_are_no_numbers_leave_json_as_it_should_be(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt = [structs.replace(one, metrics={**one.metrics, "grad_norm": math.nan}) for one in world.ledger()]
+    monkeypatch.setattr("flows.run.run_difference.steps_in_ledger", lambda handle: iter(spoilt))
+
+    def refuse(found: str) -> None:
+        raise AssertionError(f"{found} is not JSON")
+
+    lines = asked(world, "--against", "test-1", "--json").splitlines()
+    assert [json.loads(line, parse_constant=refuse)["grad_norm"] for line in lines] == [[None, None]] * 4

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from flows.cli import app
 from producers.ranker import offline
 from producers.ranker.offline import judged, recorded, split, tau, train_ranker
 from producers.ranker.ranker import Answered, NoBackbone, question_of
@@ -102,3 +104,9 @@ def test_of_many_groups_the_newest_are_kept_and_a_problem_once(
     iterations = recorded(context.bus, context.topics, deadline_s=5)
     groups = [group for iteration in iterations for group in iteration]
     assert 8 <= len(groups) < 16 and len({id(group.question) for group in groups}) == 2
+
+
+def test_its_name_stays_in_the_folder_of_rankers() -> None:
+    for name in ("../../x", "a/b", "", "a b"):
+        result = CliRunner().invoke(app, ["ranker", "count-1", "--name", name])
+        assert result.exit_code == 2 and "it becomes part of a key" in result.stderr

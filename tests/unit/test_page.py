@@ -7,6 +7,8 @@ import hashlib
 import json
 import math
 import re
+import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -489,6 +491,30 @@ def test_the_page_is_served_to_this_machine_alone() -> None:
         assert answer(port, "/../../etc/passwd")[0] == 404
 
 
+def test_a_browser_that_goes_away_leaves_the_terminal_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    gone, tried = threading.Event(), threading.Event()
+
+    class Slow:
+        def page(self) -> bytes:
+            gone.wait(10)
+            return bytes(32 << 20)  # more than the network takes before it knows
+
+    with serving(Slow(), 0) as server:
+        server.shutdown_request = lambda request: tried.set()  # type: ignore[method-assign]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        port = server.server_address[1]
+        browser = socket.create_connection(("127.0.0.1", port))
+        browser.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        browser.close()
+        gone.set()
+        assert tried.wait(10)
+        server.shutdown()
+        thread.join()
+    assert capfd.readouterr().err == ""
+
+
 def test_a_page_that_takes_too_long_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,4 +527,5 @@ def test_a_page_that_takes_too_long_is_not_waited_for(
             raise RunFailed("the cause")
     finally:
         end.set()
-    assert said == ["the page of the run: streamrl report test-1 writes it"]
+    command = f"streamrl report test-1 --store {places.store_url}"
+    assert said == [f"the page of the run: {command} writes it"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from msgspec import structs
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from consumers.replay import Again
 from consumers.steps.failed_rewards import RewardsFail
 from consumers.steps.failing import FailedSteps, TrainingFailed
 from flows.cli import app
+from flows.cli.replay import steps_of
 from flows.run import replaying
 from infra import runs
 from infra.bus import BusError
@@ -246,3 +248,10 @@ def test_a_run_of_failing_rewards_ends_and_can_be_resumed(tmp_path: Path, model:
     ]  # fmt: skip
     world.live()
     assert len(world.ledger()) == 4
+
+
+@pytest.mark.parametrize("said", ["²", "1-³", "9" * 5_000, "-1", ""])
+def test_what_is_no_step_is_said(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        steps_of(said)
+    assert "write the number of a step" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from flows.run import run_state
 from flows.run.request import LastingFailure, RunCancelled, RunFailed
-from flows.run.run_state import StateKeeper, ask_to_stop, read_state, read_states
+from flows.run.run_state import RunState, StateKeeper, ask_to_stop, read_state, read_states
 from flows.view.run_view import RunView
 from infra.runs import RunRecord
 from infra.stores.opening import open_store
@@ -193,3 +194,28 @@ def test_runs_are_listed_newest_first(record: RunRecord) -> None:
     lines = invoke(record, "runs", "--json")[2:].splitlines()
     assert [json.loads(line)["run"] for line in lines] == ["test-2", "test-3", "test-1"]
     assert "2 older; -n 3 shows all" in invoke(record, "runs", "-n", "1")
+
+
+def test_a_phase_that_begins_while_the_state_is_written_is_kept(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = StateKeeper(record, store_of(record), GO_ON)
+    begun, changed, plain = threading.Event(), threading.Event(), RunState.model_copy
+
+    def slow(self: RunState, *, update: dict[str, Any]) -> RunState:
+        found = plain(self, update=update)
+        if "at" in update:  # the thread that writes
+            begun.set()
+            changed.wait(0.5)
+        return found
+
+    monkeypatch.setattr(RunState, "model_copy", slow)
+    writing = threading.Thread(target=keeper._write)
+    writing.start()
+    assert begun.wait(10)
+    keeper._change(state="reporting", trained=True)
+    changed.set()
+    writing.join(10)
+    keeper._write()
+    found = read_state(store_of(record), "test-1")
+    assert found is not None and (found.state, found.trained) == ("reporting", True)

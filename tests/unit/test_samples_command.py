@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +16,12 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.explain.reward_faults import MissingRewards
+from flows.run.suggested_commands import SuggestedCommands
 from flows.view.sample_rows import BadCondition, SampleCondition, in_order, sample_row
 from infra.roles.context import RoleContext
 from infra.runs import RunRecord
+from schemas.messages import Sample
 from schemas.wire import encode
 from tests.factories import make_context, make_model_files, make_sample, make_spec
 from tests.feeding import make_step
@@ -146,3 +152,24 @@ def test_a_record_of_another_run_is_not_shown(run: RoleContext, tmp_path: Path) 
     run.store.put("runs/test-2/run.json", other.model_dump_json().encode())
     result = CliRunner().invoke(app, ["samples", "test-2", "--store", run.store.url])
     assert result.exit_code == 1
+
+
+def test_following_ends_with_as_many_as_were_asked_for(
+    run: RoleContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(self: object) -> Iterator[Sample]:
+        yield from (make_sample(SPEC, 0, index, tokens=np.array([1], np.int32)) for index in range(2))
+        raise AssertionError("it waits for a sample that nobody asked for")
+
+    monkeypatch.setattr("flows.run.reading.OpenRun.new_samples", endless)
+    for more in ([], ["--json"]):
+        assert "0000000-01" in say(run, "--follow", "-n", "2", *more)
+
+
+def test_the_samples_that_explain_points_at_are_those_without_a_reward(run: RoleContext) -> None:
+    step = SimpleNamespace(step=1, failed="0000007-00", failed_reason="ZeroDivisionError: no red",
+                           metric=lambda name: 2.0)  # fmt: skip
+    evidence: Any = SimpleNamespace(steps=[step], command=SuggestedCommands("test-1", run.store.url).command)
+    (found,) = MissingRewards().look(evidence)
+    result = CliRunner().invoke(app, [*shlex.split(found.command)[1:], "--json"])
+    assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["0000007-00", "0000007-01"]

@@ -11,6 +11,11 @@ import typer
 from typer.testing import CliRunner
 
 from flows.cli import app
+from flows.cli.shared.talk import shares
+from flows.run.failure_page import page_on_failure
+from flows.run.locations import Places, named_as
+from flows.run.phases import resume_hint
+from flows.run.request import RunFailed, RunRequest
 from flows.run.suggested_commands import (
     OF_ARCHIVES,
     OF_OWN_CODE,
@@ -74,3 +79,47 @@ def test_a_suggested_command_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     assert suggested[-2:] == ["--store", context.store.url]
     assert cli(*suggested[1:]).exit_code == 0
     assert "--store" in cli("replay", "test-1", "--step", "9", "--store", context.store.url).output
+
+
+def test_how_to_go_on_with_a_run_can_be_copied() -> None:
+    request = RunRequest("my runs/a.yaml", ("task.system=Be brief", "algorithm.mode=sync"))
+    said = resume_hint(request, "a-1").removeprefix("go on with the run: ")
+    assert shlex.split(said) == [
+        "streamrl", "run", "my runs/a.yaml", "--set", "task.system=Be brief", "--set", "algorithm.mode=sync",
+        "--resume", "a-1",
+    ]  # fmt: skip
+
+
+def test_the_store_is_named_unless_it_is_that_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMRL_HOME", str(tmp_path / "home"))
+    assert (
+        SuggestedCommands("a-1", named_as(f"file://{tmp_path}/home/store")).command("rm") == "streamrl rm a-1"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flows.run.failure_page.write_page", lambda *_, **__: 1 / 0)
+    record = make_context(make_spec(), tmp_path).record
+    said: list[str] = []
+    with pytest.raises(RunFailed), page_on_failure(record, Places("none", URL), said.append):
+        raise RunFailed("the trainer died")
+    assert said == [f"the page of the run: streamrl report {record.id} --store '{URL}' writes it"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "run.yaml"], ["simulate", "run.yaml"], ["bundle", "a-1"],
+        ["what-if", "a-1", "--from", "1", "--set", "algorithm.learning_rate=1"],
+    ],
+)  # fmt: skip
+def test_a_file_without_a_folder_is_refused_before_any_work(words: list[str]) -> None:
+    result = CliRunner().invoke(app, [*words, "-o", "nowhere/at/all.png"])
+    assert result.exit_code == 2 and "-o nowhere/at/all.png: there is no folder nowhere/at" in result.stderr
+
+
+def test_a_bar_leaves_standard_output_to_the_result(capfd: pytest.CaptureFixture[str]) -> None:
+    with shares() as progress:
+        progress(0.5, "trial")
+    print("{}")
+    assert capfd.readouterr().out == "{}\n"

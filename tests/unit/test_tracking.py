@@ -182,3 +182,13 @@ def test_the_page_s_tracker_keeps_the_best_step(tmp_path: Path) -> None:
     with tracking(record, tmp_path, lambda text: None):
         wait_until(lambda: (tmp_path / "best.json").exists(), what="the file")
     assert json.loads((tmp_path / "best.json").read_text())["step"] == 1
+
+
+@pytest.mark.parametrize("torn", ["2", "2,"])
+def test_a_table_whose_last_line_is_torn_goes_on(tmp_path: Path, torn: str) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_text(f"iteration,step,reward\n0,0,0.5\n1,1,0.5\n{torn}")
+    tracker = CsvTracker(file)
+    tracker.step({"iteration": 2, "step": 2, "reward": 0.5, "entropy": 1.0})
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["step"] for row in rows] == ["0", "1", "2"] and rows[2]["entropy"] == "1.0"

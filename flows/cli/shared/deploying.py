@@ -18,7 +18,8 @@ from typing import Any, Literal
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import InvalidNameError, ObjectAlreadyExists
 from prefect.flows import EntrypointType
 from prefect.schedules import Cron, Interval, Schedule
 
@@ -26,6 +27,7 @@ from flows.flow_runs.automations import ensure_automations
 from flows.flow_runs.prefect_host import task_name
 from flows.train import train
 from infra.code import ROOT, module
+from infra.runs import RunError
 from schemas.runspec import RunSpec
 
 Overlap = Literal["wait", "skip", "allow"]
@@ -54,21 +56,32 @@ class Deploying:
 
 
 def deploy_run_file(wanted: Deploying) -> None:
-    """Register a deployment, or change the one of that name. Makes its work pool if that is not there."""
+    """Register a deployment, or change the one of that name. Makes its work pool if that is not there.
+
+    Raises RunError, and has made nothing, if Prefect does not take its name or its times.
+    """
+    schedules = _schedules(wanted)
+    try:
+        deployment = _deployment(wanted, schedules)
+    except InvalidNameError as error:
+        raise RunError(f"--name {wanted.name}: {error}") from None
     with get_client(sync_client=True) as client:
         _make_pool(client, wanted.pool)
         ensure_automations(lambda path, body: client.request("POST", path, json=body).json())
-    deployment = train.to_deployment(
+    deployment.apply()
+
+
+def _deployment(wanted: Deploying, schedules: list[Schedule]) -> RunnerDeployment:
+    return train.to_deployment(
         name=wanted.name,
         description=_description(wanted),
         parameters=_parameters(wanted),
-        schedules=_schedules(wanted),
+        schedules=schedules,
         concurrency_limit=_limit(wanted.overlap),
         work_pool_name=wanted.pool,
         job_variables=job_variables(wanted.home),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    deployment.apply()
 
 
 def _description(wanted: Deploying) -> str:
@@ -86,7 +99,12 @@ def _parameters(wanted: Deploying) -> dict[str, Any]:
 
 def _schedules(wanted: Deploying) -> list[Schedule]:
     if wanted.cron:
-        return [Cron(wanted.cron, timezone=_time_zone())]
+        try:
+            return [Cron(wanted.cron, timezone=_time_zone())]
+        except ValueError:
+            raise RunError(
+                f"--cron {wanted.cron!r} says no times: minute, hour, day, month and weekday, as '0 2 * * 6'"
+            ) from None
     if wanted.interval_s:
         return [Interval(datetime.timedelta(seconds=wanted.interval_s))]
     return []

@@ -6,9 +6,10 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 
@@ -51,6 +52,44 @@ def fail(message: str, code: int = USER_ERROR) -> NoReturn:
 def warn(message: str) -> None:
     """Print a message in yellow to standard error."""
     error_console().print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def say_json(value: object) -> None:
+    """Print a value as a line of JSON, which has no number that is not finite: null stands for those."""
+    import json
+
+    typer.echo(json.dumps(_finite(value), default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    import math
+
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def check_output(option: str, file: Path) -> None:
+    """Exit if a file that is to be written at the end has no folder: so nothing is done in vain."""
+    if not file.absolute().parent.is_dir():
+        fail(f"{option} {file}: there is no folder {file.parent}")
+
+
+def each_run(runs: Iterable[str], work: Callable[[str], None]) -> None:
+    """Do something with each of several runs. An error with one is shown, and the others have their turn."""
+    codes = []
+    for run in runs:
+        try:
+            work(run)
+        except Exception as error:
+            if (code := _code_of(error)) is None:
+                raise
+            error_console().print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            codes.append(code)
+    if codes:
+        raise typer.Exit(codes[0])
 
 
 def plain_errors(command: Callable[P, R]) -> Callable[P, R]:
@@ -113,7 +152,7 @@ def shares() -> Iterator[Callable[[float, str], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=out(), transient=True) as shown:
+    with Progress(*columns, console=error_console(), transient=True) as shown:
         task = shown.add_task("", total=1.0)
         yield lambda share, text: shown.update(task, completed=share, description=text)
 

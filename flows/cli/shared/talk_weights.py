@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.shared.talk import out, sigterm_interrupts
+from flows.cli.shared.talk import error_console, out, sigterm_interrupts
 
 if TYPE_CHECKING:
     from infra.weights.garbage import ByteProgress
@@ -64,7 +64,7 @@ def bar(text: str) -> Iterator[ByteProgress]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with sigterm_interrupts(), Progress(*columns, console=out(), transient=True) as shown:
+    with sigterm_interrupts(), Progress(*columns, console=error_console(), transient=True) as shown:
         task = shown.add_task(text, total=None)
         yield lambda done, whole: shown.update(task, completed=done, total=whole or None)
 

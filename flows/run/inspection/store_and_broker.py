@@ -14,6 +14,7 @@ from infra.bus import BusError
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
 from infra.stores.opening import open_store
+from producers.ranker.states import backbone_name, check_start
 from schemas.addresses import LOCAL
 from schemas.runspec import RunSpec
 
@@ -32,6 +33,17 @@ def look_at_places(spec: RunSpec) -> Iterator[Finding]:
             yield _store(f"cache of site {name}", f"placement.sites.{name}.cache", site.cache)
     yield _broker(spec, places.bootstrap_servers)
     yield from _meetings(spec)
+
+
+def look_at_first_ranker(spec: RunSpec) -> Iterator[Finding]:
+    """Yield a finding if a new run can't start from its `lengths.start`. A resumed run does not read it."""
+    if (start := spec.lengths.start) is None:
+        return
+    store, backbone = known_places(spec).store_url, backbone_name(spec.lengths.backbone)
+    try:
+        within(_ANSWER_S, lambda: check_start(start, open_store(store), backbone))
+    except Explained as error:
+        yield Finding("ranker", str(error), wrong=True, away=not error.lasting)
 
 
 def _meetings(spec: RunSpec) -> Iterator[Finding]:
