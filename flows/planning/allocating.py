@@ -112,12 +112,13 @@ class MachineAllocator:
         self._kinds = [kind for pool in pools if pool.generates for kind in self._kinds_of(pool)]
         self._trainers = [one for pool in pools if pool.trains for one in self._trainers_of(pool)]
         self._check_memory()
-        self._turning = {  # on one machine: engines that join from others draw all the time
-            id(one)
+        no_turns = {  # by trainers on one machine: engines that join from others draw all the time
+            id(one): times.turn_problem(one.pool.hardware, one.devices)
             for one in self._trainers
             if may_take_turns and one.devices <= one.pool.devices
-            if not times.turn_problem(one.pool.hardware, one.devices)
         }
+        self._turning = {one for one, problem in no_turns.items() if not problem}
+        self._no_turns = next((problem for problem in reversed(no_turns.values()) if problem), "")
         self._in_turns = self._kinds_in_turns()
         self._estimator = StepEstimator(demand, [*self._kinds, *self._in_turns.values()])
         self._seen: dict[tuple[object, ...], SplitEstimate] = {}
@@ -153,7 +154,7 @@ class MachineAllocator:
             return (
                 "no split of these machines can work: a pool has too few devices for both sides. Give "
                 "placement.machines more devices, or more machines"
-            )
+            ) + (f". And {self._no_turns}" if self._no_turns else "")
         return (
             f"no split of these machines takes at most {goal.deadline_s:g} s for a step: the quickest takes "
             f"{quickest[0].step_s:.3g} s. Give a longer deadline, or placement.machines more machines"

@@ -19,6 +19,7 @@ from flows.planning.times_source import TimesSource
 from flows.planning.workload import DrawnLengths, LogNormalLengths, ObservedLengths, RecordedLengths, Workload
 from flows.plans.measured_times import MeasuredTimes
 from flows.plans.named_profiles import HardwareProfile, hardware_of_profile, named_profiles
+from infra.model_config import read_config
 from schemas.profile import Profile
 from schemas.runspec import RunSpec
 
@@ -30,6 +31,7 @@ _ASSUMED_SHARE, _ASSUMED_SIGMA = (
 _RANKER_SIGMA = 0.4  # of the logarithm of a ranker's error
 # of mean lengths that are assumed, that the user gives, and that learning changes
 _ASSUMED_SPREAD, _GIVEN_SPREAD, _LEARNING_SPREAD = 0.3, 0.1, 0.05
+_SAYS_FOUR_BITS = "streamrl_four_bits"  # in the config.json of a model whose weights are not here
 _ITERATIONS = 4  # whose lengths make up the demand of one
 
 
@@ -128,10 +130,13 @@ def _model_with_weights(spec: RunSpec) -> Path | None:
 
 
 def _in_four_bits(spec: RunSpec) -> bool:
-    """Whether `streamrl quantize` has rounded the model. One without weights here is taken for another."""
-    model = _model_with_weights(spec)
-    if spec.model.lora is None or model is None:
+    """Whether `streamrl quantize` has rounded the model. Without weights here, its config has to say so."""
+    if spec.model.lora is None:
         return False
+    model = _model_with_weights(spec)
+    if model is None:
+        named = Path(spec.model.path or "")
+        return (named / "config.json").is_file() and read_config(named).get(_SAYS_FOUR_BITS) is True
     from infra.weights.folder import ModelFolder
     from infra.weights.four_bits import exactly
 
