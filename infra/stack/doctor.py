@@ -4,7 +4,6 @@ A failed check that is `optional` is advice; any other failure means that someth
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -18,6 +17,14 @@ from pathlib import Path
 import psutil
 
 from infra.files.private import open_to_others
+from infra.gpu_builds import (
+    GET_VLLM,
+    has_only_cpu_vllm,
+    version_of,
+    why_torch_says_none,
+    why_torch_sees_none,
+    wrong_vllm,
+)
 from infra.gpus import VISIBLE, described_gpus, visible_gpus
 from infra.stack.kafka import KafkaService
 from infra.stack.kafka_install import NEEDED_JAVA, jars_present, java_command, java_version
@@ -34,6 +41,7 @@ GIB = 1 << 30
 NEEDED_DISK = 5 * GIB
 NEEDED_MEMORY = 4 * GIB
 NEEDED_SHM = GIB // 4
+_TRAINS = "A machine that holds only ranks of a trainer can keep it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ def checks(*, deep: bool = False, paths: StackPaths | None = None) -> Iterator[C
     yield from _packages(deep)
     yield from _tools(paths)
     yield _tcmalloc()
-    yield from _machine(paths)
+    yield from _machine(paths, deep)
     yield from _stack(paths)
     yield from _privacy(paths)
 
@@ -88,14 +96,17 @@ def _packages(deep: bool) -> Iterator[Check]:
         ("s3fs", ("s3fs",), install),
     ]
     for module, distributions, fix in wanted:
-        yield _package(module, distributions, fix, deep=deep)
+        found = _package(module, distributions, fix, deep=deep)
+        if module == "vllm" and found.ok and (wrong := wrong_vllm()):
+            found = Check(module, False, f"{found.found}: {wrong}", f"{GET_VLLM}. {_TRAINS}")
+        yield found
     yield _package("deepspeed", ("deepspeed",), "make setup, if you want ZeRO", deep=False, optional=True)
 
 
 def _package(
     module: str, distributions: tuple[str, ...], fix: str, *, deep: bool, optional: bool = False
 ) -> Check:
-    version = next((v for name in distributions if (v := _version(name))), None)
+    version = next((v for name in distributions if (v := version_of(name))), None)
     if version is None or importlib.util.find_spec(module) is None:
         return Check(module, False, "not installed", fix, optional)
     if not deep:
@@ -110,13 +121,6 @@ def _package(
     return Check(
         module, True, f"{version}, imported in {time.monotonic() - started:.1f} s", optional=optional
     )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _tools(paths: StackPaths) -> Iterator[Check]:
@@ -153,12 +157,12 @@ def _tcmalloc() -> Check:
     return Check("tcmalloc", library is not None, str(library or "not found"), fix, optional=True)
 
 
-def _machine(paths: StackPaths) -> Iterator[Check]:
+def _machine(paths: StackPaths, deep: bool) -> Iterator[Check]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Check(
         "cores", cores >= 2, str(cores), "with one core generator and trainer take turns", optional=True
     )
-    yield _gpus()
+    yield _gpus(deep)
     memory = psutil.virtual_memory().available
     yield Check(
         "free memory", memory >= NEEDED_MEMORY, _gib(memory), f"free some: {_gib(NEEDED_MEMORY)} are needed"
@@ -178,7 +182,7 @@ def _machine(paths: StackPaths) -> Iterator[Check]:
         yield Check("/dev/shm", room >= NEEDED_SHM, _gib(room), fix)
 
 
-def _gpus() -> Check:
+def _gpus(deep: bool) -> Check:
     """Check that the torch that is installed can use the GPUs that are there."""
     visible, described = visible_gpus(), described_gpus()
     if not visible:
@@ -189,9 +193,9 @@ def _gpus() -> Check:
     found = (
         f"{len(visible)} ({', '.join(visible)}): {', '.join(kinds) or 'nvidia-smi does not say more'}{driver}"
     )
-    torch = _version("torch") or ""
-    fix = f"torch {torch} is built for CPUs: install torch and vllm for CUDA, or set STREAMRL_DEVICE=cpu"
-    return Check("gpus", "+cpu" not in torch, found, fix, optional=True)
+    fix = why_torch_sees_none() or (why_torch_says_none() if deep else "")
+    # vLLM's build for GPUs does not start without them; that for CPUs computes there, as all else does.
+    return Check("gpus", not fix, found, fix, optional=not fix or has_only_cpu_vllm())
 
 
 def _stack(paths: StackPaths) -> Iterator[Check]:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from infra import choices
+from infra.gpu_builds import GET_VLLM, has_only_cpu_vllm
 from infra.route_shapes import route_shape
 from infra.weights.eight_bits import shapes_with_scales
 from infra.weights.folder import ModelFolder
@@ -63,6 +64,14 @@ def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
     leave_compiler_unchanged()
     if choices.DEVICE.forced():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # vLLM detects GPUs by itself
+
+
+def check_build() -> None:
+    """Raise EngineError if the engine would be on a GPU, and vLLM's build for CPUs is installed."""
+    if choices.cuda() and has_only_cpu_vllm():
+        refused = EngineError(f"vLLM's build for CPUs is installed, and torch sees a GPU: {GET_VLLM}")
+        refused.lasting = True
+        raise refused
 
 
 def packed_linears(invariant: bool) -> list[PackedLinear]:
@@ -150,6 +159,7 @@ class VllmEngine:
         weights in eight bits; empty: they are as they come.
         """
         prepare_environment(threads, batch_invariant=batch_invariant)
+        check_build()
         from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

