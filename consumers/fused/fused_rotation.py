@@ -56,7 +56,7 @@ def turn_kernel(
 ):  # fmt: skip
     """Turn all heads of a token."""
     token = tl.program_id(0).to(tl.int64)
-    head, at = tl.arange(0, head_block)[:, None], tl.arange(0, half_block)[None, :]
+    head, at = tl.arange(0, head_block)[:, None].to(tl.int64), tl.arange(0, half_block)[None, :]
     there = (head < heads) & (at < half)
     angles = token * 2 * half + at
     cos_low = tl.load(cos + angles, at < half, 0.0).to(tl.float32)

@@ -1,6 +1,6 @@
 """The codec's GPU kernels, in Triton's interpreter: what they make is what the processor makes, bit for bit.
 
-Triton also compiles them for an H100, which needs no GPU.
+Triton also compiles them for an H100, which needs no GPU: see test_triton_shapes.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infra.weights.codec.tiles import tile_hash
 from infra.weights.digest import digests_of
 from infra.weights.gpu_bits import GpuBits, gpu_bits_of
 from infra.weights.gpu_transfer import uploaded
-from tests.triton_kernels import check_compiles, interpreted, print_launches
+from tests.triton_kernels import interpreted, print_launches
 
 
 def drawn(dtype: str, changed: float, count: int) -> tuple[Array, Array]:
@@ -128,7 +128,7 @@ def digests() -> None:
 
 
 def launches() -> None:
-    """Print how the codec launches its kernels."""
+    """Print how the codec launches its kernels: test_triton_shapes.py compiles them so."""
     from infra.weights.codec import gpu_kernels
 
     def work() -> None:
@@ -150,9 +150,3 @@ def test_old_weights_are_brought_over_as_new_ones_lie_there(dtype: str) -> None:
 @pytest.mark.parametrize("compares", [hashes, same_chunks, finite, digests])
 def test_kernels_make_what_the_processor_makes(compares: Callable[[], None]) -> None:
     interpreted(compares)
-
-
-def test_kernels_compile_for_an_h100() -> None:
-    from infra.weights.codec import gpu_kernels
-
-    check_compiles(gpu_kernels, interpreted(launches))

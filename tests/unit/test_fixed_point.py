@@ -82,7 +82,8 @@ def launches() -> None:
     """Print how the kernel for GPUs is launched."""
     from consumers.learners import fixed_point_gpu
 
-    one = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+    # A multiple of 16, as models have it. Of others registers would be spilled, 48 bytes of each thread.
+    one = torch.ones(48), torch.zeros(48, dtype=torch.int64)
     print_launches(fixed_point_gpu, lambda: fixed_point_gpu.add_and_clear_there(*one, 2.0**32))
 
 

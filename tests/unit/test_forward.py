@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 import transformers
 
 from consumers.batches.packing import UnsupportedAttention
-from consumers.learners.forward import Forward, UnsupportedModel, load_policy
-from consumers.learners.sharded_loading import WeightRows, parameter_names, without_weights
+from consumers.learners.forward import Forward, UnsupportedModel, adapt, load_policy
+from consumers.learners.sharded_loading import parameter_names, without_weights
+from consumers.learners.weight_rows import WeightRows
 from tests.factories import make_spec
 from tests.training import batches_of, rows_of
 
@@ -57,6 +59,23 @@ def test_models_that_would_be_trained_wrongly(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=rf"model\.path {tmp_path}: {kind}.* {reason}"):
         load_policy(saved(tmp_path, kind, **config), make_spec(), CPU)
+
+
+@pytest.mark.parametrize(("kind", "config"), [("Qwen2", {}), ("Granite", {"logits_scaling": 8.0})])
+def test_models_are_compared_without_tf32(tmp_path: Path, kind: str, config: dict[str, Any]) -> None:
+    """With TF32 every model would differ from itself on a GPU. It is back afterwards, also after an error."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(saved(tmp_path, kind, **config))
+    seen: list[str] = []
+    model.lm_head.register_forward_pre_hook(lambda *_: seen.append(torch.get_float32_matmul_precision()))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(UnsupportedModel) if config else nullcontext():
+            adapt(model, str(tmp_path))
+        assert seen == ["highest"] * 3, "each of two sequences as it is, and both packed"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 LOADED: list[tuple[str, dict[str, Any]]] = [
