@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -23,21 +25,27 @@ from infra.supervise.children import kill, start_child
 from schemas.messages import StepRecord
 from schemas.topics import Topics
 from schemas.wire import decode
-from tests.bench._link import two_sites
+from tests.bench._link import Link, two_sites
 from tests.factories import TASK, make_spec
 from tests.harness import ROOT, running, trained_ids
 from tests.stacks import own_broker, words_of
 from tests.waiting import wait_until
 
-ITERATIONS = 8
+ITERATIONS = 10
 ALGORITHM = {
     "iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 3e-3, "max_grad_norm": 1e9,
 }  # fmt: skip
 TRAINER = {"checkpoint_every": 2, "bundle_tokens": 64, "least_microbatches": 2}
+SILENCE_S = 60  # by which a machine that is gone is missed: half a minute, and a grace
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"],
     "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_python", "--no_local_rank"],
 }
+JOIN_RUN = """
+import sys
+from flows.join_run import join_run
+join_run(sys.argv[1], store=sys.argv[2], ranks=2)
+"""
 
 
 @contextmanager
@@ -66,6 +74,23 @@ def computing_rank(joined: subprocess.Popen[bytes]) -> psutil.Process | None:
         one for one in psutil.Process(joined.pid).children(recursive=True) if "--connection" in words_of(one)
     ]
     return found[0] if found else None
+
+
+def log_of(folder: Path, role: str) -> str:
+    """The logs of a role, on the machine of the run."""
+    return "".join(file.read_text() for file in (folder / "runs").rglob(f"{role}*.log"))
+
+
+def vanishes(link: Link, rank: psutil.Process, is_missed: Callable[[], bool]) -> None:
+    """The other machine, until both sides have noticed it by the silence of the other. Then it is back."""
+    until = time.monotonic() + SILENCE_S
+    link.cut()
+    wait_until(is_missed, what="rank 0 to miss the machine", deadline_s=SILENCE_S)
+    wait_until(
+        lambda: not rank.is_running(), what="the rank there to miss rank 0",
+        deadline_s=until - time.monotonic(),
+    )  # fmt: skip
+    link.mend()
 
 
 class Trained:
@@ -101,16 +126,28 @@ def write_run_file(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("launcher", sorted(LAUNCHERS))
-def test_launchers_start_ranks(tmp_path: Path, kafka: str, tiny_model: Path, launcher: str) -> None:
-    """Each starts a process for each GPU of its machine, and says to it which one it is."""
+@pytest.mark.parametrize("launcher", [*sorted(LAUNCHERS), "prefect"])
+def test_launchers_start_ranks(
+    tmp_path: Path, kafka: str, tiny_model: Path, launcher: str, request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Each starts a process for each GPU of its machine, and says to it which one it is.
+
+    The flow `join-run` in Prefect is what a deployment of it calls.
+    """
     write_run_file(tmp_path, kafka, tiny_model, "127.0.0.1", iterations=2, elsewhere=2, learner="torch")
     store = f"file://{tmp_path}/store"
     with command(cli("run", str(tmp_path / "run.yaml"), "--no-prefect"), tmp_path, "near") as flow:
         wait_until(lambda: runs_of(open_store(store)), what="the run", deadline_s=120)
         trained = Trained(store, kafka)
-        join = cli("join", trained.id, "--store", store, "--ranks", "1")
-        with command([sys.executable, *LAUNCHERS[launcher], *join], tmp_path, "far") as joined:
+        if launcher == "prefect":
+            for name, value in request.getfixturevalue("prefect_stack").env().items():
+                monkeypatch.setenv(name, value)
+            join = [sys.executable, "-c", JOIN_RUN, trained.id, store]
+        else:
+            words = cli("join", trained.id, "--store", store, "--ranks", "1")
+            join = [sys.executable, *LAUNCHERS[launcher], *words]
+        with command(join, tmp_path, "far") as joined:
             wait_until(
                 lambda: flow.poll() is not None and joined.poll() is not None, what="the end of both",
                 deadline_s=240,
@@ -118,7 +155,7 @@ def test_launchers_start_ranks(tmp_path: Path, kafka: str, tiny_model: Path, lau
     told = (tmp_path / "near.log").read_text() + (tmp_path / "far.log").read_text()
     assert (flow.returncode, joined.returncode) == (0, 0), told[-6000:]
     assert len(trained.steps()) == 2
-    log = "".join(file.read_text() for file in (tmp_path / "runs").rglob("trainer*.log"))
+    log = log_of(tmp_path, "trainer")
     for rank, number in ((1, 0), (2, 1)):
         assert f"rank {rank} is number {number} on 127.0.0.1" in log
 
@@ -128,12 +165,13 @@ def test_launchers_start_ranks(tmp_path: Path, kafka: str, tiny_model: Path, lau
     reason="network namespaces need root and /dev/net/tun",
 )
 @pytest.mark.timeout(900)
-def test_two_machines_train_as_one_also_if_a_rank_is_killed(
+def test_two_machines_train_as_one_also_if_a_rank_is_killed_or_a_machine_vanishes(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody starts anything by hand: the bits at the end are those of one process that nothing disturbed.
 
-    That process has the whole model. The two share it out, and each writes its part of checkpoints.
+    That process has the whole model. The two share it out, and each writes its part of checkpoints. A machine
+    vanishes as by a power cut: nothing that was sent arrives any more, so no connection is ever closed.
     """
     with running(
         tmp_path / "alone", kafka, make_spec(algorithm=ALGORITHM, trainer=TRAINER), tiny_model
@@ -155,6 +193,12 @@ def test_two_machines_train_as_one_also_if_a_rank_is_killed(
                 rank = computing_rank(joined)
                 assert rank is not None
                 rank.kill()
+                begun = len(trained.steps()) + 1  # one may just be written
+                wait_until(lambda: len(trained.steps()) > begun, what="steps after it", deadline_s=240)
+                rank = computing_rank(joined)
+                assert rank is not None
+                said = f"rank 1 (on 10.77.0.2) is lost: [Errno {errno.ETIMEDOUT}]"
+                vanishes(link, rank, lambda: said in log_of(tmp_path, "trainer"))
                 wait_until(
                     lambda: flow.poll() is not None and joined.poll() is not None, what="the end of both",
                     deadline_s=400,
@@ -165,5 +209,4 @@ def test_two_machines_train_as_one_also_if_a_rank_is_killed(
     assert [step.root_out for step in steps] == undisturbed
     assert sorted(trained_ids(steps)) == [(g, i) for g in range(8 * ITERATIONS) for i in range(4)]
     assert "trainer was killed" not in told and "trainer ended with exit code 1" in told
-    log = "".join(file.read_text() for file in (tmp_path / "runs").rglob("trainer*.log"))
-    assert "rank 1 (on 10.77.0.2) closed its connection" in log
+    assert "rank 1 (on 10.77.0.2) closed its connection" in log_of(tmp_path, "trainer")

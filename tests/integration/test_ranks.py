@@ -15,12 +15,16 @@ import psutil
 import pytest
 import torch
 from msgspec.structs import replace
+from torch.distributed.tensor import DTensor
 
 from consumers.batches.micro_batches import micro_batch
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.learner import Learner, TorchLearner
+from consumers.learners.sharded_model import ShardedModel
+from consumers.learners.zero import DeepSpeedLearner
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.member import RankDied
+from consumers.ranks.ranked_learner import RankedLearner
 from consumers.replay import Again
 from infra import runs
 from infra.ranks.rank_addresses import RanksError
@@ -192,14 +196,36 @@ def test_torch_computes_the_same_bits_on_three_ranks(model: str, straight: dict[
 @pytest.mark.timeout(400)
 def test_a_critic_and_earlier_weights_beside_deepspeed(model: str, straight: object) -> None:
     """ZeRO-3 has to gather what the loss asks of the step's own weights, on all ranks at once."""
-    for loss in ({"kind": "ppo", "kl": 0.05}, {"kind": "tb"}):
-        trainer = {"least_microbatches": 3}
-        alone = Straight(model, make_spec(algorithm=ALGORITHM, loss=loss, trainer=trainer))
+    iteration = ALGORITHM | {"optimizer_steps": 3}  # so that its first weights are not those of each step
+    corrected = {"kind": "ppo", "kl": 0.05, "correction": "truncated", "correct_fresh": True}
+    for algorithm, loss, beside in (
+        (iteration, corrected, {"reference", "first", "critic"}),
+        (ALGORITHM, {"kind": "tb"}, {"reference"}),
+    ):
+        trainer: dict[str, Any] = {"least_microbatches": 3}
+        alone = Straight(model, make_spec(algorithm=algorithm, loss=loss, trainer=trainer))
         trainer |= {"learner": "deepspeed", "zero_stage": 3, "ranks": 2}
-        spec = make_spec(algorithm=ALGORITHM, loss=loss, trainer=trainer)
+        spec = make_spec(algorithm=algorithm, loss=loss, trainer=trainer)
         with learning(model, spec) as learner:
             assert train(learner, spec, 3) == pytest.approx(alone.norms[:3], rel=1e-3)
             alone.check_close(masters(learner), alone.third)
+            check_shares_beside_zero(learner, beside)
+
+
+def check_shares_beside_zero(learner: Learner, expected: set[str]) -> None:
+    """This rank has its rows of each weight and no more, in all models beside the policy."""
+    assert isinstance(learner, RankedLearner)
+    local = learner._local
+    assert isinstance(local, DeepSpeedLearner)
+    models = {"reference": local._reference, "first": local._first}
+    if local._critic is not None:
+        models["critic"] = local._critic.trained._model  # type: ignore[attr-defined]
+    assert {name for name, model in models.items() if model is not None} == expected
+    for name in expected:
+        assert isinstance(models[name], ShardedModel), name
+        for parameter in models[name].parameters():
+            assert isinstance(parameter, DTensor), name
+            assert parameter._local_tensor.shape[0] == -(-parameter.shape[0] // learner._ranks), name
 
 
 @pytest.mark.timeout(400)

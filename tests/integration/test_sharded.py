@@ -34,7 +34,11 @@ from tests.training import batches_of, rows_of, train
 CASES: dict[str, dict[str, Any]] = {
     "clipped": {},
     "critic": {"loss": {"kind": "ppo", "kl": 0.05}},
-    "earlier": {"loss": {"kind": "tb"}},  # asks for the weights that the iteration began with
+    "earlier": {  # asks for the weights that the iteration began with
+        "algorithm": ALGORITHM | {"optimizer_steps": 3},
+        "loss": {"kind": "ppo", "correction": "truncated", "correct_fresh": True},
+    },
+    "balanced": {"loss": {"kind": "tb"}},
     "bfloat16": {"model": {"dtype": "bfloat16"}},
     "recomputed": {"trainer": {"gradient_checkpointing": True}},
 }
@@ -56,7 +60,7 @@ def bits_after(model: str, spec: RunSpec) -> tuple[dict[str, str], list[float]]:
     """Digests of weights and moments after three steps, and the norms."""
     with learning(model, spec) as learner:
         norms = train(learner, spec, 3)
-        check_shares(learner, spec.trainer.ranks)
+        check_shares(learner, spec)
         return all_but_rng(learner), norms
 
 
@@ -64,11 +68,13 @@ def all_but_rng(learner: Learner) -> dict[str, str]:
     return digests_of({name: value for name, value in learner.state().items() if name != "rng"})
 
 
-def check_shares(learner: Learner, ranks: int) -> None:
+def check_shares(learner: Learner, spec: RunSpec) -> None:
     """This rank has its rows of each weight and no more, in all models."""
+    ranks = spec.trainer.ranks
     assert isinstance(learner, RankedLearner)
     local = learner._local
     assert isinstance(local, ShardedLearner)
+    assert (local._first is not None) == bool(getattr(spec.loss, "correct_fresh", False))
     models = [local._model, local._first, local._reference]
     if local._critic is not None:
         models.append(local._critic.trained._model)  # type: ignore[attr-defined]
