@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Work:
         best = min(seconds[1:])
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
         return {
-            "tokens_per_s": self.tokens / best, "mfu": self._flops / best / _PEAK_FLOPS,
+            "step_s": best, "tokens_per_s": self.tokens / best, "mfu": self._flops / best / _PEAK_FLOPS,
             "first_over_best": seconds[0] / best, "peak_gb": peak / 1e9,
         }  # fmt: skip
 
@@ -165,8 +166,18 @@ def _padded_batches(work: Work, budget: int) -> list[tuple[torch.Tensor, torch.T
     return found
 
 
+def _if_it_fits(work: Work, budget: int, spec: RunSpec) -> dict[str, float] | None:
+    """TorchLearner; None: the GPU's memory is too small for these settings."""
+    with suppress(torch.OutOfMemoryError):
+        return ours(work, budget, spec)
+    return None
+
+
 def measure(folder: str, size: str, device: str, samples: int, longest: int) -> dict[str, Any]:
-    """Figures of both, and their ratios, with micro-batches of four and of eight longest answers."""
+    """Figures of both, and their ratios, with micro-batches of four and of eight longest answers.
+
+    Ours also with half as many tokens, in bf16 and in fp32, and with twice as many and checkpointing.
+    """
     work = Work(folder, size, device, samples, longest)
     found: dict[str, Any] = {}
     for budget in (4 * longest, 8 * longest):
@@ -179,6 +190,14 @@ def measure(folder: str, size: str, device: str, samples: int, longest: int) -> 
             own["peak_gb"] / plain["peak_gb"] if plain["peak_gb"] else None
         )
         found[f"exact_sums_cost_{budget}"] = inexact["tokens_per_s"] / own["tokens_per_s"] - 1
+    rows: tuple[tuple[str, int, Settings, Settings], ...] = (
+        ("ours", 2 * longest, {}, {}),
+        ("ours_checkpointed", 16 * longest, {}, {"gradient_checkpointing": True}),
+        ("ours_float32", 2 * longest, {"dtype": "float32"}, {}),
+    )
+    for name, budget, model, trainer in rows:
+        spec = work.spec(budget, exact=True, model=model, trainer=trainer)
+        found[f"{name}_{budget}"] = _if_it_fits(work, budget, spec)
     return found
 
 

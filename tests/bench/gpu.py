@@ -3,12 +3,16 @@
 Each part is a process of its own. Without a GPU nothing is measured, and a line says so; `--device cpu --size
 tiny` only tries the parts.
 
-learner   tokens a second, MFU, memory, and over a plain loop of padded batches; what exact sums cost
-engine    tokens a second, and over plain vLLM's with logprobs and without; shares of equal samples again, in
-          another batch, and after a prefill of half of their tokens; milliseconds of the pause for 2 % of
-          the weights changed, and for a whole version, and of the longest steps beside preparing and
-          hashing them
-codec     deltas made: GB of weights a second, by way and threads, and over the compiled way on one thread
+learner   seconds a step, tokens a second, MFU, memory, and over a plain loop of padded batches; what exact
+          sums cost; the same with checkpointing, and in fp32
+engine    tokens a second, and over plain vLLM's: with logprobs and a seed for each sample, as ours has them,
+          without seeds, and without both; which settings differ; shares of equal samples again, in another
+          batch, and after a prefill of half of their tokens; seconds to make a patch for 1.5 to 100 % of
+          the weights, milliseconds of its pause, and of the longest steps beside preparing and hashing it;
+          of the pause and the next step where samples are computed anew; how far logprobs are from the
+          learner's
+codec     deltas made and applied, where 3 and 17 % of the weights change: GB of weights a second, by way and
+          threads, and over the compiled way on one thread
 """
 
 from __future__ import annotations
@@ -24,9 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from infra import choices
+from tests.bench._gpu_engine import DIFFERS
 from tests.bench._gpu_model import SHAPES, sized_model
 from tests.bench._runs import ROOT
 
+# With --quick on an H100 each of the two engines starts in one to two minutes, and draws and takes in weights
+# for another one. The learner takes about two minutes, of which half of one is for fp32; gaps of logprobs and
+# the codec take half a minute each. So all is expected to take seven: added up from single figures, and not
+# measured.
 _PARTS = ("learner", "engine", "codec")
 
 
@@ -51,16 +60,27 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
         if "learner" in given.parts:
             found["learner"] = part("_gpu_learner", folder, given.size, given.device, samples, longest)
         if "engine" in given.parts:
-            own = part("_gpu_engine", "ours", folder, slots, tokens)
-            plain = part("_gpu_engine", "plain", folder, slots, tokens)
-            found["engine"] = own | {
-                "plain_tokens_per_s": plain["tokens_per_s"],
-                "tokens_over_plain": own["tokens_per_s"] / plain["tokens_per_s"],
-                "tokens_over_plain_without_logprobs": own["tokens_per_s"]
-                / plain["tokens_per_s_without_logprobs"],
-            }
+            found["engine"] = _engines(folder, slots, tokens)
         if "codec" in given.parts:
             found["codec"] = part("_gpu_codec", 4 if tiny else 256 if quick else 1024)
+    return found
+
+
+def _engines(folder: str, slots: int, tokens: int) -> dict[str, Any]:
+    """Return figures of our engine, and beside plain vLLM's with the arguments that ours gives vLLM."""
+    own = part("_gpu_engine", "ours", folder, slots, tokens)
+    plain = part("_gpu_engine", "plain", folder, slots, tokens)
+    settings, others = own.pop("settings"), plain.pop("settings")
+    found = own | {"logprob_gap": part("_gpu_gap", folder), "differs": DIFFERS}
+    found["settings_compared"] = len(settings)
+    found["settings_that_differ"] = {
+        name: [settings.get(name), others.get(name)]
+        for name in sorted(settings.keys() | others.keys())
+        if settings.get(name) != others.get(name)
+    }
+    for name, speed in plain.items():
+        found[f"plain_{name}"] = speed
+        found[name.replace("tokens_per_s", "tokens_over_plain")] = own["tokens_per_s"] / speed
     return found
 
 

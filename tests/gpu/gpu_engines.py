@@ -23,12 +23,14 @@ SLOTS, LONGEST = 16, 400
 
 
 @contextmanager
-def gpu_engine(model: Path, *, generator: Mapping[str, Any], **said: Any) -> Iterator[RemoteEngine]:
+def gpu_engine(
+    model: Path, *, generator: Mapping[str, Any], longest: int = LONGEST, **said: Any
+) -> Iterator[RemoteEngine]:
     """An engine in bfloat16 that takes a fifth of the GPU."""
     spec = make_spec(
         generator={"slots": SLOTS, "gpu_memory": 0.2, "gpu_kv_cache_mib": 64, **generator},
         model={"dtype": "bfloat16"},
-        sampling={"max_tokens": LONGEST, "max_prompt_tokens": 32}, trainer={"microbatch_tokens": 4096},
+        sampling={"max_tokens": longest, "max_prompt_tokens": 32}, trainer={"microbatch_tokens": 4096},
         **said,
     )  # fmt: skip
     options = EngineOptions(model=str(model), spec=spec.model_dump_json())
@@ -50,11 +52,13 @@ def changed(model: Model, share: float, seed: int) -> Model:
     }  # fmt: skip
 
 
-def give(engine: RemoteEngine, patch: PatchFile, held: Mapping[str, str]) -> Mapping[str, int]:
+def give(
+    engine: RemoteEngine, patch: PatchFile, held: Mapping[str, str], *, recompute: bool = False
+) -> Mapping[str, int]:
     """Install weights with these digests, and return how many tokens running samples had by then."""
     engine.prepare(patch)
     wait_until(engine.is_ready, what="its being ready")
-    installed = engine.install(recompute=False)
+    installed = engine.install(recompute=recompute)
     wait_until(lambda: engine.digests() is not None, what="what it holds")
     assert engine.digests() == held
     return installed.tokens

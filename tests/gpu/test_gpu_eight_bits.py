@@ -1,8 +1,12 @@
-"""An engine with weights in eight bits on a GPU: rounded to the same bits, verified, batch-invariant."""
+"""An engine with weights in eight bits on a GPU: rounded to the same bits, verified, batch-invariant.
+
+It guesses tokens, too: guesses don't depend on weights, and another engine would take a minute to start.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,8 @@ from producers.engines.eight_bit_linear import rounded_weight
 from producers.engines.remote import RemoteEngine
 from tests.bench._gpu_model import sized_model
 from tests.factories import make_spec
-from tests.gpu.gpu_engines import give, gpu_engine, request, run, same
+from tests.gpu.gpu_engines import SLOTS, give, gpu_engine, request, run, same
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path, request: pytest.FixtureRequest) -> Iterator[RemoteEngine]:
     """One computes with graphs, the other without: graphs take long to make."""
     eager, loss = request.param == "int8", {"correction": "truncated", "correct_fresh": True}
-    said = {"quantization": request.param, "options": {"enforce_eager": eager}}
+    said = {"quantization": request.param, "options": {"enforce_eager": eager}, "speculation": True}
     with gpu_engine(model, generator=said, loss=loss) as made:
         form = EngineForm(model, make_spec(generator={"quantization": request.param}, loss=loss).generator)
         plain = ModelFolder(model).bits()
@@ -54,3 +59,16 @@ def test_a_sample_has_the_same_bits_in_any_batch(engine: RemoteEngine) -> None:
     for others in (requests[::-1], *([requests[number]] for number in (0, 13, 39))):
         for name, one in run(engine, others).items():
             same(one, together[name])
+
+
+def test_guesses_change_no_bit(engine: RemoteEngine) -> None:
+    """All samples have one prompt and one seed, so the first answer is what others guess, and rightly."""
+    alike = [replace(request(0, 300), id=f"7{number:06d}-00") for number in range(SLOTS)]
+    (first,) = run(engine, alike[:1]).values()
+
+    def guessed() -> bool:
+        for one in (*run(engine, alike[:1]).values(), *run(engine, alike).values()):
+            same(one, first)
+        return engine.pace().accepted > 0
+
+    wait_until(guessed, what="a guess that is right")

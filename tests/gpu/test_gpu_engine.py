@@ -129,3 +129,21 @@ def test_samples_go_on_when_the_engine_has_slept(engine: RemoteEngine) -> None:
     found = rest_of(engine, begun)
     for one in requests:
         same(found[named(one)], expected[one.id])
+
+
+def test_samples_are_computed_anew_by_new_weights(engine: RemoteEngine, versions: Sequence[Model]) -> None:
+    """With `recompute` they go on as samples that came from elsewhere with the tokens that they have."""
+    requests = [request(n, LONGEST) for n in range(6)]
+    give(engine, PatchFile({}, versions[0], since=None, root="first"), model_digests(versions[0]))
+    before, begun = run(engine, requests), begin(engine, requests)
+    patch = PatchFile(versions[0], versions[1], since="first", root="second")
+    tokens = give(engine, patch, model_digests(versions[1]), recompute=True)
+    found = rest_of(engine, begun)
+    for one in requests:
+        drawn, count = found[named(one)], tokens[named(one)]
+        assert 3 < count < LONGEST
+        same(drawn, before[one.id], count)
+        engine.submit(replace(one, made=drawn.tokens[:count].tolist()))
+        (alone,) = rest_of(engine, [replace(one, max_tokens=LONGEST - count)]).values()
+        np.testing.assert_array_equal(drawn.tokens[count:], alone.tokens)
+        np.testing.assert_array_equal(drawn.logprobs[count:], alone.logprobs)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from consumers.batches import packing, varlen_attention
+from consumers.learners import gpu_room
 from consumers.learners.fixed_point import FixedPointSum
 from consumers.learners.learner import TorchLearner
 from consumers.ranks.choose_learner import learner_of
@@ -74,30 +75,41 @@ def test_activations_that_are_computed_again(model: str) -> None:
     assert len(roots) == 1
 
 
-def test_weights_are_brought_and_hashed(model: str) -> None:
+@pytest.mark.parametrize("stepped", [False, True])
+def test_weights_are_brought_and_hashed(model: str, stepped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To main memory before the first step, and after it to the GPU, where there is room."""
+    for bound in ("_CONTEXT", "_SPARE"):  # other tests may run on the GPU: so there is room beside them
+        monkeypatch.setattr(gpu_room, bound, 1 << 60)
     spec = make_spec(model={"dtype": "bfloat16"})
     learner = TorchLearner(model, spec)
+    if stepped:
+        train(learner, spec, 1)
     made = [learner.made() for _ in range(5)]  # more than there are rooms
     weights = learner.weights()
     assert {one.root for one in made} == {root_digest(digests_of(weights))}
     copy = made[0].copy().result()
-    assert all(torch.equal(copy[name], weight) for name, weight in weights.items())
-    assert next(iter(copy.values())).is_pinned()
+    assert all(one.is_cuda == stepped and one.is_pinned() != stepped for one in copy.values())
+    train(learner, spec, 1)
+    assert learner.made().root != made[0].root
+    assert copy.keys() == weights.keys()
+    assert all(torch.equal(copy[name].cpu(), weight) for name, weight in weights.items())
 
 
 def test_attention_in_one_call_is_that_of_grids() -> None:
     torch.manual_seed(0)
     packed = packing.pack_sequences([3, 7, 7, 200, 1000]).to(CUDA)
-    qkv = [
+    query, key, value = qkv = [
         torch.randn(1, heads, packed.tokens, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
         for heads in (8, 2, 2)
     ]
-    results = []
+    results: list[tuple[torch.Tensor, ...]] = []
     for fits in (varlen_attention.fits, lambda query: False):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(varlen_attention, "fits", fits)
-            assert varlen_attention.fits(qkv[0]) == (not results)
-            out, _ = packing._attention(torch.nn.Module(), *qkv, None, packing=packed, scaling=0.125)
+            assert varlen_attention.fits(query) == (not results)
+            out, _ = packing._attention(
+                torch.nn.Module(), query, key, value, None, packing=packed, scaling=0.125
+            )
         results.append((out, *torch.autograd.grad(out.float().square().sum(), qkv)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
