@@ -174,8 +174,7 @@ class LocalLearner(ABC):
             self._first = self._loaded(model, trained=False)
         self._lent = Lent()
         published = torch.float32 if self._adapter else self._dtype  # an adapter is small: not rounded here
-        alone = not collective.joined()  # a rank has no room that all have
-        self._copies = Copies(published, self._lent, self._device, may_stay=alone)
+        self._copies = Copies(published, self._lent, self._device)
 
     def _loaded(self, folder: str, *, trained: bool) -> Any:
         """Return the model in a folder, or this rank's part of it."""

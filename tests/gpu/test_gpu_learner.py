@@ -42,12 +42,24 @@ def test_the_same_bits_in_any_order(model: str, dtype: str) -> None:
     assert len(found) == 1
 
 
+def give_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may run on the GPU: have room for copies beside them."""
+    for bound in ("_CONTEXT", "_SPARE"):
+        monkeypatch.setattr(gpu_room, bound, 1 << 60)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_ranks_that_share_a_model_out(model: str, dtype: str, ranks: int) -> None:
-    """Over NCCL, each on its own GPU; with the norms of one that has the whole model."""
+def test_ranks_that_share_a_model_out(
+    model: str, dtype: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over NCCL, each on its own GPU; with the norms of one that has the whole model.
+
+    Copies of the whole stay on rank 0's GPU.
+    """
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
+    give_room(monkeypatch)
     said = {"model": {"dtype": dtype}, "algorithm": {"groups": 16, "group_size": 4}}
     plain = make_spec(**said, trainer={"least_microbatches": 3})
     norms = train(TorchLearner(model, plain), plain, 3)
@@ -57,7 +69,10 @@ def test_ranks_that_share_a_model_out(model: str, dtype: str, ranks: int) -> Non
         learner = learner_of(model, spec, run="test-1", log=logging.getLogger("streamrl.test"))
         try:
             assert train(learner, spec, 3) == pytest.approx(norms, rel=0.1 if dtype == "bfloat16" else 1e-3)
-            bits.add(learner.made().root)
+            made = learner.made()
+            assert all(one.is_cuda for one in made.copy().result().values())
+            bits.add(made.root)
+            bits.add(root_digest(digests_of(learner.weights())))
         finally:
             learner.close()
     assert len(bits) == 1
@@ -78,8 +93,7 @@ def test_activations_that_are_computed_again(model: str) -> None:
 @pytest.mark.parametrize("stepped", [False, True])
 def test_weights_are_brought_and_hashed(model: str, stepped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """To main memory before the first step, and after it to the GPU, where there is room."""
-    for bound in ("_CONTEXT", "_SPARE"):  # other tests may run on the GPU: so there is room beside them
-        monkeypatch.setattr(gpu_room, bound, 1 << 60)
+    give_room(monkeypatch)
     spec = make_spec(model={"dtype": "bfloat16"})
     learner = TorchLearner(model, spec)
     if stepped:

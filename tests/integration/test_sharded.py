@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
 from consumers.learners.forward import UnsupportedModel
+from consumers.learners.gpu_room import GpuRoom
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.learners.sharded import ShardedLearner
 from consumers.losses.loss import Needs
@@ -61,7 +62,29 @@ def bits_after(model: str, spec: RunSpec) -> tuple[dict[str, str], list[float]]:
     with learning(model, spec) as learner:
         norms = train(learner, spec, 3)
         check_shares(learner, spec)
+        check_copies(learner)
         return all_but_rng(learner), norms
+
+
+class Roomy(GpuRoom):
+    """A GPU with room for all copies, which here is the CPU."""
+
+    def fits(self, size: int) -> bool:
+        return True
+
+
+def check_copies(learner: Learner) -> None:
+    """Copies on rank 0's own device, where a GPU has room, are those in main memory."""
+    assert isinstance(learner, RankedLearner)
+    there = learner.made()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(learner._local._copies, "_gpu", Roomy(torch.device("cpu"), 1))
+        here = learner.made()
+    assert here.root == there.root
+    copies = there.copy().result()
+    for name, one in here.copy().result().items():
+        assert torch.equal(one, copies[name])
+        assert one.data_ptr() != copies[name].data_ptr()
 
 
 def all_but_rng(learner: Learner) -> dict[str, str]:
