@@ -72,8 +72,7 @@ def bundle(
     from flows.run.versions_beside import versions_named
 
     first, last = steps_of(step)
-    if file is not None:
-        check_output("-o", file)
+    check_output("-o", file)
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     try:
         with sigterm_interrupts(), Progress(*columns, console=error_console(), transient=True) as bar:

@@ -84,7 +84,7 @@ def fork(
         fail(f"--name {name}: small letters, digits and dashes, beginning with a letter")
     if file is not None and file.exists():
         fail(f"-o {file}: it exists already")
-    check_output("-o", file or Path("FORK.yaml"))
+    check_output("-o", file)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with sigterm_interrupts(), Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("steps before it", total=None)

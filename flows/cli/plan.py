@@ -73,8 +73,7 @@ def plan(
         fail(f"--goal {goal}: say time or cost")
     if output is not None and output.suffix not in _PICTURES:
         fail(f"-o {output}: the name of a picture ends with {' or '.join(_PICTURES)}")
-    if output is not None:
-        check_output("-o", output)
+    check_output("-o", output)
     wanted = PlanGoal("time" if goal == "time" else "cost", deadline)
     spec = load_run_file(runfile, changes or [])
     with planning_bar() as (say, progress):

@@ -104,8 +104,7 @@ def simulate(
 
     if output is not None and output.suffix != ".png":
         fail(f"-o {output}: the name of a picture ends with .png")
-    if output is not None:
-        check_output("-o", output)
+    check_output("-o", output)
     spec = load_run_file(runfile, changes or [])
     with planning_bar() as (say, progress):
         inputs = planning_inputs(

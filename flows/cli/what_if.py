@@ -82,8 +82,7 @@ def what_if(
         fail("nothing is changed: say --set A.B=VALUE, such as --set algorithm.learning_rate=1e-6")
     if picture is not None and picture.suffix not in _PICTURES:
         fail(f"-o {picture}: the name of a picture ends with {', '.join(_PICTURES)}")
-    if picture is not None:
-        check_output("-o", picture)
+    check_output("-o", picture)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task("", total=None)

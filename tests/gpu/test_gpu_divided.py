@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from infra.weights.bits import Model, bits_of
-from producers.engines.engine import DrawnAnswer
+from producers.engines.engine import DrawnAnswer, SampleRequest
 from schemas.rank_layout import RankLayout
 from tests.factories import make_tiny_mixture, make_tiny_model
 from tests.gpu.gpu_engines import gpu_engine
 from tests.integration import test_divided_engines
-from tests.integration.test_divided_engines import Case, Divided, by_transformers
-from tests.integration.test_tensor_parallel import ended, give, ranks_of, run, weights
-from tests.integration.test_tensor_parallel import request as asked
+from tests.integration.test_divided_engines import Case, Divided, by_transformers, drawn_after_a_delta
+from tests.integration.test_tensor_parallel import give, ranks_of, weights
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs"),
@@ -78,26 +77,18 @@ def divided(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield GpuDivided(case, model, engine)
 
 
-def gaps(divided: Divided, new: Model, answers: dict[str, DrawnAnswer]) -> np.ndarray:
+def gaps(divided: Divided, new: Model, drawn: list[tuple[SampleRequest, DrawnAnswer]]) -> np.ndarray:
     """How far logprobs are from those that transformers computes in fp32, by the same weights."""
     whole = {name: bits_of(tensor) for name, tensor in floats(new).items()}
     found = []
-    for number in range(20, 32):
-        answer = answers[asked(number).id]
-        logprobs, _ = by_transformers(divided.model, whole, asked(number), answer)
+    for one, answer in drawn:
+        logprobs, _ = by_transformers(divided.model, whole, one, answer)
         found.append(np.abs(answer.logprobs - logprobs))
     return np.concatenate(found)
 
 
 def test_all_ranks_hold_what_is_published_and_draw_by_it(divided: Divided) -> None:
-    """A delta comes while samples are drawn; digests are compared by `give`."""
-    divided.give(1, share=0.05)
-    for number in range(6):
-        divided.engine.submit(asked(number))
-    early = divided.engine.step(0.05)
-    new = divided.give(2, share=0.05, old=1)
-    assert len(ended(divided.engine, 6 - len(early))) == 6 - len(early)
-    apart = gaps(divided, new, run(divided.engine, [asked(number) for number in range(20, 32)]))
+    apart = gaps(divided, *drawn_after_a_delta(divided))
     assert apart.mean() < 0.05 and np.quantile(apart, 0.9) < 0.2
 
 

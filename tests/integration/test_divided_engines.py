@@ -106,8 +106,11 @@ def by_transformers(model: Path, new: Model, one: SampleRequest, answer: DrawnAn
     return picked[:, 0].numpy(), routes
 
 
-def test_all_ranks_hold_what_is_published_and_draw_by_it(divided: Divided) -> None:
-    """A delta comes while samples are drawn; digests are compared by `give`."""
+def drawn_after_a_delta(divided: Divided) -> tuple[Model, list[tuple[SampleRequest, DrawnAnswer]]]:
+    """Give a delta while samples are drawn; return the weights by then, and further samples with answers.
+
+    Digests are compared by `give`.
+    """
     divided.give(1, share=0.05)
     for number in range(6):
         divided.engine.submit(asked(number))
@@ -115,8 +118,14 @@ def test_all_ranks_hold_what_is_published_and_draw_by_it(divided: Divided) -> No
     new = divided.give(2, share=0.05, old=1)
     assert len(ended(divided.engine, 6 - len(early))) == 6 - len(early)
     some = [asked(number) for number in range(20, 32)]
-    for name, answer in run(divided.engine, some).items():
-        (one,) = [each for each in some if each.id == name]
+    answers = run(divided.engine, some)
+    assert len(answers) == len(some)
+    return new, [(one, answers[one.id]) for one in some]
+
+
+def test_all_ranks_hold_what_is_published_and_draw_by_it(divided: Divided) -> None:
+    new, drawn = drawn_after_a_delta(divided)
+    for one, answer in drawn:
         logprobs, routes = by_transformers(divided.model, new, one, answer)
         np.testing.assert_allclose(answer.logprobs, logprobs, atol=2e-4)
         if divided.case.kind:

@@ -317,10 +317,7 @@ def test_old_records_can_be_read_and_new_ones_by_old_versions(tmp_path: Path, mo
 
 
 def test_on_the_command_line(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = world_of(tmp_path, model)
-    parent.live()
-    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: parent.context.bus)
-    monkeypatch.chdir(tmp_path)
+    parent = at_hand(tmp_path, model, monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
     words = ["fork", "test-1", "--store", parent.context.store.url]
     result = CliRunner().invoke(app, [*words, "--at", "2", "--set", "algorithm.learning_rate=0.01"])
@@ -348,13 +345,19 @@ def test_on_the_command_line(tmp_path: Path, model: str, monkeypatch: pytest.Mon
         assert message in result.output.replace("\n", " ")
 
 
-def test_where_its_run_file_can_not_be_no_fork_is_made(
-    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def at_hand(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A run that has ended, of which commands know, in the folder where they are given."""
     parent = world_of(tmp_path, model)
     parent.live()
     monkeypatch.setattr("infra.run_bus.connect", lambda record, name: parent.context.bus)
     monkeypatch.chdir(tmp_path)
+    return parent
+
+
+def test_where_its_run_file_can_not_be_no_fork_is_made(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = at_hand(tmp_path, model, monkeypatch)
     words = ["fork", "test-1", "--store", parent.context.store.url, "--at", "2"]
     result = CliRunner().invoke(app, [*words, "-o", "nowhere/fork.yaml"])
     assert result.exit_code == 2 and "there is no folder nowhere" in result.output
@@ -369,10 +372,7 @@ def test_where_its_run_file_can_not_be_no_fork_is_made(
 def test_a_closed_terminal_ends_a_fork_in_order(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parent = world_of(tmp_path, model)
-    parent.live()
-    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: parent.context.bus)
-    monkeypatch.chdir(tmp_path)
+    parent = at_hand(tmp_path, model, monkeypatch)
 
     def closed(*args: Any, **named: Any) -> None:
         handler = signal.getsignal(signal.SIGHUP)

@@ -45,13 +45,17 @@ def error_console() -> Console:
 
 def fail(message: str, code: int = USER_ERROR) -> NoReturn:
     """Print a message in red to standard error, and exit with a code."""
-    error_console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+    _say(message, "red")
     raise typer.Exit(code)
 
 
 def warn(message: str) -> None:
     """Print a message in yellow to standard error."""
-    error_console().print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    _say(message, "yellow")
+
+
+def _say(message: str, colour: str) -> None:
+    error_console().print(message, style=colour, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_json(value: object) -> None:
@@ -71,9 +75,9 @@ def _finite(value: Any) -> Any:
     return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def check_output(option: str, file: Path) -> None:
+def check_output(option: str, file: Path | None) -> None:
     """Exit if a file that is to be written at the end has no folder: so nothing is done in vain."""
-    if not file.absolute().parent.is_dir():
+    if file is not None and not file.absolute().parent.is_dir():
         fail(f"{option} {file}: there is no folder {file.parent}")
 
 
@@ -86,7 +90,7 @@ def each_run(runs: Iterable[str], work: Callable[[str], None]) -> None:
         except Exception as error:
             if (code := _code_of(error)) is None:
                 raise
-            error_console().print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+            _say(str(error), "red")
             codes.append(code)
     if codes:
         raise typer.Exit(codes[0])
