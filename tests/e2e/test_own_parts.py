@@ -33,6 +33,7 @@ def own(tmp_path: Path, kafka: str, tiny_model: Path) -> Path:
     said = {key: value for seam in SEAMS[:4] for key, value in settings_of(f"extending/{seam}").items()}
     said |= settings_of("extending/tracker")
     spec = make_spec(
+        run="own",  # no other test's: a broker that has seen "test" before would make this one "test-2"
         model={"path": str(tiny_model)},
         algorithm={"iterations": ITERATIONS, "groups": 4, "group_size": 4, "learning_rate": 1e-2},
         placement={"kafka": {"bootstrap_servers": kafka}},
@@ -69,7 +70,7 @@ def streamrl(own: Path, *words: str) -> str:
 @pytest.mark.timeout(400)
 def test_everything_of_a_user_s_own_in_one_run(own: Path, tiny_model: Path) -> None:
     streamrl(own, "-m", "streamrl", "run", "run.yaml")
-    report, store = own / "runs" / "test-1", f"sqlite://{own}/runs.db"
+    report, store = own / "runs" / "own-1", f"sqlite://{own}/runs.db"
 
     rows = [json.loads(line) for line in (report / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
@@ -85,15 +86,15 @@ def test_everything_of_a_user_s_own_in_one_run(own: Path, tiny_model: Path) -> N
 
     with sqlite3.connect(own / "runs.db") as db:
         keys = [key for (key,) in db.execute("select key from objects")]
-    assert "runs/test-1/run.json" in keys and not (own / "home" / "store").exists()
+    assert "runs/own-1/run.json" in keys and not (own / "home" / "store").exists()
 
     best = json.loads((report / "best.json").read_text())
     assert best["reward"] == max(row["reward"] for row in rows)
     assert len((report / "metrics.csv").read_text().splitlines()) == 1 + ITERATIONS
 
-    assert "tokens, reward" in streamrl(own, "-m", "streamrl", "longest", "test-1", "--store", store)
-    assert "the same bits" in streamrl(own, "-m", "streamrl", "replay", "test-1", "--store", store).lower()
-    page = write_examples("python", own).read_text().replace('"count-1"', f'"test-1", "{store}"', 1)
+    assert "tokens, reward" in streamrl(own, "-m", "streamrl", "longest", "own-1", "--store", store)
+    assert "the same bits" in streamrl(own, "-m", "streamrl", "replay", "own-1", "--store", store).lower()
+    page = write_examples("python", own).read_text().replace('"count-1"', f'"own-1", "{store}"', 1)
     said = streamrl(own, "-c", page.replace("step=3", "step=2")).splitlines()
     assert len(said) >= 16 + 2 * ITERATIONS and said[-1].startswith(f"{ITERATIONS - 1} ")
     assert not processes_of(own / "home")
