@@ -7,7 +7,7 @@ messages ──► SideTimes ──► Balancer ── a change ──► <run>.
 
 from __future__ import annotations
 
-import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,6 @@ from schemas.topics import Topics
 from schemas.wire import Message, encode
 
 _READ_S, _SEND_S = 30.0, 10.0
-_MOST_WAITING = 100_000  # messages that nobody looked at yet
 
 
 class BalanceBook:
@@ -76,22 +75,22 @@ class BalanceKeeper:
         self._balancer = Balancer(self._rule, [_verdict(one) for one in past if not one.dry])
         self._last = past[-1] if past else None
         self._times = SideTimes(spec, since)
-        self._waiting: queue.Queue[Message] = queue.Queue(_MOST_WAITING)
+        self._lock = threading.Lock()  # of the times
         self._acted_at: float | None = None  # when a change was begun that may not be seen yet
         self._patience_s = spec.deadlines.start_s  # a generator may take so long to be ready
         self.newest: Verdict | None = None
 
     def take(self, message: Message) -> None:
         """Take a message of any topic of the run."""
-        if not self._waiting.full():
-            self._waiting.put_nowait(message)
+        with self._lock:  # at once: a step of many samples takes much memory
+            self._times.take(message)
 
     def tick(self) -> list[BalanceRecord]:
         """Judge the iterations that are done, and act. Return what was decided."""
-        while not self._waiting.empty():
-            self._times.take(self._waiting.get_nowait())
+        with self._lock:
+            ready = list(self._times.ready())
         decided = []
-        for one in self._times.ready():
+        for one in ready:
             if self._acted_at is not None and self._clock() - self._acted_at > self._patience_s:
                 self._acted_at = None
                 self._balancer.give_up()

@@ -13,6 +13,7 @@ from typing import Protocol
 from infra.errors import Explained
 
 LEAVING_S = 30.0  # for a generator to hand over what it has
+BALANCER = "balancer"  # the role of which the newest start acts: that of a run, or one outside it
 
 
 class CannotChange(Explained):

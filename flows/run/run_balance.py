@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
-from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
+from flows.balancing.staff import BALANCER, LEAVING_S, CannotChange, NoGenerators, Staff
 from flows.run.commands import GENERATOR, own_numbers, with_env, worker
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
 from flows.run.request import RunFailed
 from flows.run.supervision import RunProcesses
+from infra import epochs
 from infra.runs import RunRecord
 from schemas.messages import BalanceRecord
 from schemas.wire import Message
@@ -78,6 +79,8 @@ class RunBalance:
                     "changes of the number of its generators are only recommended")  # fmt: skip
         elif not self._rule.dry:
             staff = LocalGenerators(crew, self._record, places, claims)
+        if staff.acts:  # a `streamrl rebalance` that watches since before this start must not act any more
+            epochs.begin(places.open_store(), self._record.id, BALANCER)
         return BalanceKeeper(
             self._record.spec, self._rule, staff, self._book.write, self._past, run=self._record.id,
             decided_by="the run", say=say, since=time.time(),

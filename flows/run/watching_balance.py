@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from flows.balancing.balancer import Balancer, Verdict
 from flows.balancing.keeper import BalanceBook, BalanceKeeper
 from flows.balancing.side_times import SideTimes
-from flows.balancing.staff import LEAVING_S, CannotChange, NoGenerators, Staff
+from flows.balancing.staff import BALANCER, LEAVING_S, CannotChange, NoGenerators, Staff
 from flows.run.gpu_claims import GpuClaims
 from flows.run.joining import join_logs, joining_generator
 from flows.run.request import RunFailed
@@ -75,15 +75,18 @@ class JoinedGenerators:
 
 
 class NewestActs:
-    """A staff that only the newest rebalance of a run commands: together, two could pass the most."""
+    """A staff that only the newest balancer of a run commands: together, two could pass the most.
+
+    A start of a run that balances itself counts as one.
+    """
 
     acts = True
 
     def __init__(self, staff: Staff, store: Store, run: str) -> None:
-        self._staff, self._start = staff, epochs.begin(store, run, "balancer")
+        self._staff, self._start = staff, epochs.begin(store, run, BALANCER)
 
     def grow(self) -> None:
-        """Add a generator. Raises Replaced if a newer rebalance of the run was started anywhere."""
+        """Add a generator. Raises Replaced if a newer balancer of the run was started anywhere."""
         self._start.check()
         self._staff.grow()
 
@@ -147,7 +150,7 @@ def keep_balanced(
 ) -> list[BalanceRecord]:  # fmt: skip
     """Keep a run balanced until it has ended, but not while it is paused. Returns what was decided.
 
-    No process is left. Raises Replaced if a newer rebalance of the run was started, and it would act.
+    No process is left. Raises Replaced if a newer balancer of the run was started, and it would act.
     `called`: generators that are called by `rule.deployment`, if it is set.
     """
     book, found, origin = BalanceBook(record), list[BalanceRecord](), open_store(record.store)

@@ -126,15 +126,16 @@ class _Readers:
             raise errors[0]
         return self
 
-    def read(self, wait_s: float, take: Callable[[Record, StepRecord], None] | None = None) -> list[Message]:
-        """Read at most a few hundred records of each topic. `take` is called for each step of the ledger."""
-        found: list[Message] = []
+    def read(self, wait_s: float, take: Callable[[Record, StepRecord], None]) -> Iterator[Message]:
+        """Yield at most a few hundred records of each topic. `take` is called for each step of the ledger.
+
+        Each is unpacked when it is asked for: of a step, a record of some hundred kB may become 40 MB.
+        """
         for one in self.followed:
             for record, message in one.poll(wait_s):
-                if take is not None and isinstance(message, StepRecord):
+                if isinstance(message, StepRecord):
                     take(record, message)
-                found.append(message)
-        return found
+                yield message
 
     def ends(self) -> dict[int, int]:
         """Return the end offset of each partition of `<run>.samples`."""
@@ -173,7 +174,7 @@ def look_once(record: RunRecord, *, deadline_s: float = 20.0) -> RunView:
         while readers.is_behind and time.monotonic() < until:
             for one in readers.followed:
                 if one.is_behind:
-                    view.take_all([message for _, message in one.poll(0.5)], {})
+                    view.take_all((message for _, message in one.poll(0.5)), {})
         view.take_all([], readers.ends(), readers.dead())
     finally:
         readers.close()
@@ -251,20 +252,22 @@ class Follower:
         try:
             while not self._end.is_set():
                 self._try_file_again(readers)
-                found = readers.read(
-                    0.01, self._keep
-                )  # outside the lock: a broker that is away makes this wait
-                for message in found:
+                count = 0
+                # outside the lock: a broker that is away makes this wait
+                for message in readers.read(0.01, self._keep):
+                    count += 1
                     self._also(message)
+                    with self._lock:
+                        fresh.take(message)
                 ends, dead = readers.ends(), readers.dead()
                 behind = readers.is_behind
                 with self._lock:
-                    fresh.take_all(found, ends, dead)
+                    fresh.take_all((), ends, dead)
                     fresh.live = not behind
                     fresh.trouble = self._file_trouble
                     if fresh.live and fresh is not self._view:
                         fresh.left_out, self._view = self._view.left_out, fresh
-                if not behind and len(found) < _MANY:
+                if not behind and count < _MANY:
                     self._end.wait(EVERY_S)
         finally:
             readers.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places
 from flows.run.run_balance import LocalGenerators, RunBalance
 from flows.run.supervision import RunProcesses
-from flows.run.watching_balance import BalanceError, rule_for, verdict_now
+from flows.run.watching_balance import BalanceError, NewestActs, rule_for, verdict_now
 from flows.view.balance_words import verdict_in_words
 from flows.view.run_view import RunView
 from infra.bus import BusError
+from infra.epochs import Replaced
 from infra.memory_bus import MemoryBus
 from infra.roles.context import RoleContext
 from infra.runs import RunRecord
@@ -101,6 +103,14 @@ def test_a_change_is_acted_on_recorded_and_said() -> None:
         "balance: after iteration 1 the run gets 2 generators rather than 1: generating takes 8.0 s an "
         "iteration and training 2.0 s: one generator more saves 4.0 s of the difference of 6.0 s"
     )
+
+
+def test_no_step_is_held_until_somebody_looks() -> None:
+    watched, one = Watched(), step(1, 20.0)
+    array = weakref.ref(one.groups)
+    watched.keeper.take(one)
+    del one
+    assert array() is None
 
 
 def test_what_can_not_be_done_is_said_and_not_recorded() -> None:
@@ -185,6 +195,25 @@ def test_a_resumed_run_goes_on_with_the_number_it_had(
     assert RunBalance(context.record).generators == expected
     found = workers(context.record, Places("b", "file:///s"), DealtGpus(()), expected)
     assert sum(one.role == GENERATOR for one in found) == expected
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_start_that_balances_itself_ends_a_balancer_from_outside(
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch, dry: bool
+) -> None:
+    monkeypatch.setattr("flows.run.run_balance.BalanceBook", lambda record: book_of(context))
+    staff = Hired()
+    outside = NewestActs(staff, context.store, context.run)
+    outside.grow()
+    placement = {"generators": 1, "balance": RULE.model_dump() | {"dry": dry}}
+    record = context.record.model_copy(update={"spec": make_spec(placement=placement)})
+    RunBalance(record).keeper(None, Places("b", context.store.url), None, print)  # type: ignore[arg-type]
+    if dry:
+        outside.shrink()
+        return
+    with pytest.raises(Replaced, match="start 1 of the balancer"):
+        outside.shrink()
+    assert staff.count == 2
 
 
 @pytest.mark.parametrize("generators", [0, 2])
