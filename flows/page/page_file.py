@@ -8,7 +8,6 @@ topics ──► view, samples ──► topic facts ──► page.html
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from flows.page.run_files import RunFiles, read_json
 from flows.page.sample_texts import samples_to_read
 from flows.page.topic_facts import FACTS_FILE, TopicFacts, facts_from, facts_of
 from flows.view.follow import look_once
+from flows.view.plain_json import plain_json
 from infra.errors import Explained
 from infra.files.writing import write_whole
 from infra.run_bus import connect
@@ -60,7 +60,7 @@ def add_facts(data: PageData, facts: TopicFacts | None, trouble: str, *, keep: b
         data.facts = facts
         if keep:
             with contextlib.suppress(OSError):  # the page itself is not lost with it
-                write_whole(kept, json.dumps(facts.as_json()))
+                write_whole(kept, plain_json(facts.as_json()))
         return
     data.missing.append(f"The run's topics can't be read: {trouble}")
     if (before := facts_from(read_json(kept))) is not None:

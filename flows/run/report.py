@@ -14,7 +14,6 @@ steps.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from flows.view.curves import draw
 from flows.view.held_out_results import comparison
 from flows.view.line_files import METRICS_FILE, MetricsFile, complete, lines_of
 from flows.view.metric_rows import MetricRow, Thinned, evaluation_row
+from flows.view.plain_json import plain_json
 from flows.view.process_notes import LEFT_OUT_FILE, PROCESSES_FILE
 from flows.view.reward_trouble import told
 from flows.view.totals import Totals
@@ -79,7 +79,7 @@ def write_report(record: RunRecord, folder: Path) -> dict[str, Any]:
         "generator_idle": _generators_idle(notes),
         "processes": _last_counters(notes),
     }
-    (folder / SUMMARY_FILE).write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / SUMMARY_FILE).write_text(plain_json(summary, indent=1) + "\n")
     _write_page(record, folder)
     return summary
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.view.metric_rows import MetricRow, step_row, with_rates
+from flows.view.plain_json import plain_json
 from infra.bus import Bus, Record, read_until
 from infra.gate import Gate, passed_over
 from schemas.messages import StepRecord
@@ -113,7 +114,7 @@ class MetricsFile:
     def put(self, row: MetricRow) -> None:
         """Append a line of another such file, unless its step is kept already. Raises OSError."""
         if self._last is None or int(row["step"] or 0) > int(self._last["step"] or 0):
-            self._file.append(json.dumps(row))
+            self._file.append(plain_json(row))
             self._last = row
 
     def take(self, record: Record, step: StepRecord) -> None:
@@ -124,7 +125,7 @@ class MetricsFile:
             row = step_row(step)
             with_rates([row] if self._last is None else [dict(self._last), row])
             row[BEHIND] = record.offset + 1
-            self._file.append(json.dumps(row))
+            self._file.append(plain_json(row))
             self._last = row
         self.position = record.offset + 1
 

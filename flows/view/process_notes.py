@@ -11,14 +11,16 @@ nothing else.
 
 from __future__ import annotations
 
-import json
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flows.view.line_files import LinesFile
-from flows.view.run_view import RunView
+from flows.view.line_files import LinesFile, lines_of
+from flows.view.plain_json import plain_json
+from flows.view.run_view import ROWS, RunView
 
 PROCESSES_FILE, LEFT_OUT_FILE = "processes.jsonl", "left_out.jsonl"
 QUEUES_FILE, EVALUATIONS_FILE = "queues.jsonl", "evaluations.jsonl"
@@ -35,7 +37,10 @@ class ProcessNotes:
         self._left_out, self._known = LinesFile(folder / LEFT_OUT_FILE), dict[str, str]()
         self._queues = LinesFile(folder / QUEUES_FILE)
         self._evaluations = LinesFile(folder / EVALUATIONS_FILE)
-        self._evaluated: set[object] = set()
+        self._evaluated = deque[float | None](maxlen=ROWS)  # the newest versions in it: a view holds no more
+        with suppress(OSError):  # what was noted before a resume is not noted again
+            rows = lines_of(self._evaluations.path)
+            self._evaluated.extend(one for row in rows if isinstance(one := row.get("version"), int))
         self._next, self._said = 0.0, ""
 
     def note(self, view: RunView) -> None:
@@ -55,9 +60,10 @@ class ProcessNotes:
     def _note_stream(self, view: RunView) -> None:
         if (lag := view.lag()) is not None and view.last:
             self._append(self._queues, [{"at": time.time(), "step": view.last["step"], "lag": lag}])
-        fresh = [row for row in view.evaluations if row["version"] not in self._evaluated]
-        self._append(self._evaluations, fresh)
-        self._evaluated = {row["version"] for row in view.evaluations}
+        known = set(self._evaluated)
+        fresh = {row["version"]: row for row in view.evaluations if row["version"] not in known}
+        self._append(self._evaluations, list(fresh.values()))
+        self._evaluated.extend(fresh)
 
     def left_out(self, found: Mapping[str, str]) -> None:
         """Write changes in which processes are left out, and why. The report names those of the end."""
@@ -81,7 +87,7 @@ class ProcessNotes:
     def _append(self, file: LinesFile, rows: Sequence[Mapping[str, Any]]) -> None:
         try:
             for row in rows:
-                file.append(json.dumps(row))
+                file.append(plain_json(row))
         except OSError as error:
             if not self._said:
                 self._said = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,15 @@ from flows.view import follow, line_files
 from flows.view.follow import Follower, look_once
 from flows.view.line_files import LinesFile, MetricsFile, complete, lines_of
 from flows.view.metric_rows import Thinned
+from flows.view.plain_json import plain_json
 from flows.view.process_notes import ProcessNotes
 from flows.view.run_view import RunView
 from flows.view.screen import Screens
 from flows.view.totals import Totals
+from infra import gate
 from infra.bus import Record
 from infra.roles.context import RoleContext
-from schemas.messages import Heartbeat, Prompt, StepRecord
+from schemas.messages import Evaluation, Heartbeat, Prompt, StepRecord
 from schemas.topics import Topic
 from schemas.wire import encode
 from tests.factories import make_context, make_spec
@@ -106,6 +109,36 @@ def test_a_view_reads_no_topic_from_its_beginning_and_no_prompts(
     assert view.last is not None and view.last["step"] == 999
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_steps_are_unpacked_one_by_one(
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    """A record of some hundred kB may become 40 MB, and a read has many."""
+    send(context, context.topics.ledger, *map(step, range(30)))
+    take, decode = RunView.take, gate.decode
+    unpacked, most = list[object](), list[int]()
+
+    def counted(raw: bytes, kind: Any) -> Any:
+        unpacked.append(kind)
+        return decode(raw, kind)
+
+    def taken(self: RunView, message: object) -> None:
+        if isinstance(message, StepRecord):
+            most.append(len(unpacked))
+            unpacked.clear()
+        take(self, message)
+
+    monkeypatch.setattr(gate, "decode", counted)
+    monkeypatch.setattr(RunView, "take", taken)
+    monkeypatch.setattr(follow, "connect", lambda record, name: context.bus)
+    if once:
+        look_once(context.record)
+    else:
+        with following(context) as follower:
+            wait_until(lambda: follower.see(lambda view: len(view.rows)) == 30, what="the steps")
+    assert most == [1] * 30
+
+
 def test_looking_ends_at_the_ends_that_were_found_though_the_topic_grows(
     context: RoleContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +212,35 @@ def test_notes_that_can_not_be_written_are_said_once(tmp_path: Path, monkeypatch
     for _ in range(3):
         notes.note_all(view)
     assert len(said) == 1 and "processes.jsonl can't be written, and the run goes on without it" in said[0]
+
+
+def test_a_resume_notes_no_evaluation_again(tmp_path: Path) -> None:
+    view = RunView("test-1", make_spec())
+    for version in (0, 2, 1, 2):
+        view.take(
+            fill(Evaluation, version=version, rewards=np.ones(1), problem_ids=["a"], lengths=np.ones(1))
+        )
+        ProcessNotes(tmp_path, 0.0, print).note_all(view)
+    assert [row["version"] for row in lines_of(tmp_path / "evaluations.jsonl")] == [0, 2, 1]
+
+
+def test_files_for_other_programs_have_no_number_that_is_not_finite(
+    context: RoleContext, tmp_path: Path
+) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.open()
+    for number, value in enumerate((np.nan, np.inf, 1.0)):
+        file.take(Record("ledger", 0, number, b"", b""), step(number, metrics={"grad_norm": value}))
+    notes, view = ProcessNotes(tmp_path, 0.0, print), RunView("test-1", make_spec())
+    view.take(fill(Heartbeat, role="trainer", counters={"step": np.nan}))
+    notes.note_all(view)
+    for name in ("metrics.jsonl", "processes.jsonl"):
+        assert not re.search("NaN|Infinity", (tmp_path / name).read_text())
+    assert [row["grad_norm"] for row in lines_of(tmp_path / "metrics.jsonl")] == [None, None, 1.0]
+    assert plain_json({"a": [np.nan, (np.inf, 1.0)]}) == '{"a": [null, [null, 1.0]]}'
+    old = tmp_path / "old.jsonl"
+    old.write_text('{"step": 0, "grad_norm": NaN}\n{"step": 1, "grad_norm": -Infinity}\n')
+    assert [row["step"] for row in lines_of(old)] == [0, 1], "files of older versions are read"
 
 
 def test_any_error_in_the_thread_is_said_and_it_goes_on(context: RoleContext) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from flows.page.run_files import PREDICTION_FILE, PREDICTION_PICTURE
 from flows.plans.predicted_speed import Prediction, has_profile
 from flows.run.request import RunRequest
+from flows.view.plain_json import plain_json
 from flows.view.screen import Screens
 from infra.code import child_environment, module
 from infra.files.writing import write_whole
@@ -96,7 +97,7 @@ class PredictionBeside:
             row = dict(self._row)
             picture = base64.b64decode(row.pop("picture", ""))
             with suppress(OSError):  # a run does not end by this
-                write_whole(self._folder / PREDICTION_FILE, json.dumps(row) + "\n")
+                write_whole(self._folder / PREDICTION_FILE, plain_json(row) + "\n")
                 if picture:
                     write_whole(self._folder / PREDICTION_PICTURE, picture)
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import typer
 
@@ -59,20 +59,10 @@ def _say(message: str, colour: str) -> None:
 
 
 def say_json(value: object) -> None:
-    """Print a value as a line of JSON, which has no number that is not finite: null stands for those."""
-    import json
+    """Print a value as a line of JSON, with null for a number that is not finite."""
+    from flows.view.plain_json import plain_json
 
-    typer.echo(json.dumps(_finite(value), default=str, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    import math
-
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+    typer.echo(plain_json(value, default=str))
 
 
 def check_output(option: str, file: Path | None) -> None:
