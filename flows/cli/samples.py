@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.shared.replay_options import ArchiveAlone
-from flows.cli.shared.talk import fail, out, plain_errors, say_json
+from flows.cli.shared.talk import fail, out, plain_errors, say_json, warn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,7 +93,7 @@ def _rows(opened: OpenRun, step: int | None, *, follow: bool, names: list[str]) 
     from flows.view.sample_rows import check_fields, sample_row
 
     if follow:
-        yield from (sample_row(sample, opened.text) for sample in opened.new_samples())
+        yield from _followed(opened, names)
         return
     newest = opened.newest_step()
     if newest is None:
@@ -110,6 +110,42 @@ def _rows(opened: OpenRun, step: int | None, *, follow: bool, names: list[str]) 
         )
     check_fields(names, rows)
     yield from rows
+
+
+def _followed(opened: OpenRun, names: list[str]) -> Iterator[SampleRow]:
+    """Yield samples as they come, and warn once of a name that the newest ones lack."""
+    from flows.view.sample_rows import sample_row
+
+    checked = not names or _warned(names, _newest(opened))
+    for sample in opened.new_samples():
+        row = sample_row(sample, opened.text)
+        checked = checked or _warned(names, [row])
+        yield row
+
+
+def _newest(opened: OpenRun) -> list[SampleRow]:
+    """Return the samples of the newest step, without texts; none if there are none that can be read."""
+    from flows.view.sample_rows import sample_row
+    from infra.errors import Explained
+
+    try:
+        newest = opened.newest_step()
+        found = () if newest is None else opened.samples(newest)
+        return [sample_row(sample, lambda tokens: "") for sample in found]
+    except Explained:  # the log may keep them no longer
+        return []
+
+
+def _warned(names: list[str], rows: list[SampleRow]) -> bool:
+    """Warn of names that are no field of samples with a reward. Return whether any of the rows has one."""
+    from flows.view.sample_rows import BadCondition, check_fields
+
+    rewarded = [row for row in rows if not row["error"]]
+    try:
+        check_fields(names, rewarded)
+    except BadCondition as error:
+        warn(f"{error}. Nothing is shown unless the rewards of later samples have a part of this name")
+    return bool(rewarded)
 
 
 def _print(

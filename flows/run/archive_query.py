@@ -9,6 +9,7 @@ are closed to it before it is run, and it has to be one SELECT.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,7 +51,7 @@ class QueryError(Explained):
 
 @dataclass(frozen=True)
 class QueryAnswer:
-    """The answer to a query: names of columns, and rows in chunks."""
+    """The answer to a query: names of columns, of which none comes twice, and rows in chunks."""
 
     columns: list[str]
     rows: Iterator[Sequence[tuple[Any, ...]]]
@@ -105,7 +106,7 @@ def answered(bus: Bus | None, store: Store, record: RunRecord, sql: str) -> Iter
         for lock in _LOCKS:
             connection.execute(lock)
         found = connection.execute(sql)
-        columns = [name for name, *_ in found.description or ()]
+        columns = _distinct([name for name, *_ in found.description or ()])
         yield QueryAnswer(columns, iter(lambda: found.fetchmany(_BATCH), []))
     except duckdb.Error as error:
         if (met := next((one.error for one in in_log if one.error is not None), None)) is not None:
@@ -114,6 +115,15 @@ def answered(bus: Bus | None, store: Store, record: RunRecord, sql: str) -> Iter
     finally:
         connection.close()
         lent.wait()
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return names of columns of which none comes twice: a JSON object keeps one value of a name."""
+    found: dict[str, None] = {}
+    for name in names:
+        tries = (f"{name}_{number}" for number in itertools.count(2))
+        found[name if name not in found else next(one for one in tries if one not in {*names, *found})] = None
+    return list(found)
 
 
 def _check(connection: Any, sql: str) -> None:

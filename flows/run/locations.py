@@ -8,13 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from infra.runs import RunRecord
 from infra.stack import local as stack
 from infra.stack.paths import StackPaths
 from infra.stores.opening import open_store
-from infra.stores.store import Store
-from schemas.addresses import LOCAL
+from infra.stores.store import Store, StoreError
+from schemas.addresses import LOCAL, StoreUrl
 from schemas.runspec import RunSpec
+
+# The rule of run files: some kinds of stores take an empty name, and list nothing.
+_STORE_URL: TypeAdapter[str] = TypeAdapter(StoreUrl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,11 @@ def use_local_keys(url: str, running: stack.Stack | None = None) -> dict[str, st
 
 
 def named_store(store: str) -> Store:
-    """Open a store by its URL, or this machine's by `local`."""
+    """Open a store by its URL, or this machine's by `local`. Raise StoreError if a run can't be there."""
+    try:
+        _STORE_URL.validate_python(store)
+    except ValidationError as error:
+        raise StoreError(f"store {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     url = store_url(store)
     use_local_keys(url)
     return open_store(url)

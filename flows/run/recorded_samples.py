@@ -17,6 +17,7 @@ from flows.run.request import RunFailed
 from flows.run.rescoring import Rescored, RewardCode, rescored, reward_code
 from flows.run.step_files import OpenStepFile, refuse_own_code
 from flows.run.step_search import find_sample, step_record_of
+from flows.run.suggested_commands import SuggestedCommands
 from flows.run.version_weights import VersionWeights
 from infra.machine_kind import kind_of_machine
 from infra.run_handle import RunHandle
@@ -143,9 +144,10 @@ def recorded_samples(
         topic = samples_topic(handle)
         if topic.name != handle.topics.samples.name:
             maker = topic.name.removesuffix(".samples")
+            commands = SuggestedCommands(maker, store_name, archive_alone=archive_alone)
             raise RunFailed(
                 f"run {handle.run} trained samples of run {maker}: ask that run for how they were drawn, "
-                f"such as `streamrl replay {maker} --sample ID`"
+                f"such as `{commands.command('replay', '--sample', 'ID')}`"
             )
         if failed or (index is not None and index.failed and step in (None, index.asked)):
             record, place = FailedSteps(handle.store, handle.run).find(step), None

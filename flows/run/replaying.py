@@ -16,6 +16,7 @@ from flows.run.locations import named_store, store_option
 from flows.run.request import RunFailed
 from flows.run.step_files import OpenStepFile, opened_step_file
 from flows.run.step_search import first_kept_step
+from flows.run.suggested_commands import SuggestedCommands
 from infra.errors import Explained
 from infra.run_handle import RunHandle, opened_run
 from infra.runs import find
@@ -64,9 +65,10 @@ def opened_source(
     store = named_store(store_name)
     record = find(store, source).with_code("loss", "trainer")
     if not Path(record.model).is_dir():
+        commands = SuggestedCommands(source, store_name, archive_alone=archive_alone)
         raise RunFailed(
             f"the model that run {source} began with is not on this machine: there is no folder "
-            f"{record.model}. Where it is, `streamrl bundle {source}` makes a file that replays anywhere"
+            f"{record.model}. Where it is, `{commands.command('bundle')}` makes a file that replays anywhere"
         )
     with opened_run(
         store, record, "streamrl-replay", archive_alone=archive_alone, store_option=store_option(store_name)

@@ -97,3 +97,17 @@ def test_weights_are_named_by_run_path_or_url(folder: Path) -> None:
     assert done.exit_code == 2 and "there is no run mine" in done.output
     done = CliRunner().invoke(app, ["weights", "ls", "test-1"])
     assert f"{folder}/.streamrl/store/runs/test-1/weights has no versions of weights" in done.output
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://", "'s3://': s3:// needs the name of a bucket"),
+        ("file://", "'file://': file:// needs an absolute path"),
+        ("s3:/bucket", "'s3:/bucket' is no URL"),
+        ("foo://x", "'foo://x': 'foo' is no kind of store that fsspec knows"),
+    ],
+)
+def test_a_url_that_names_no_store_is_refused_rather_than_empty(url: str, said: str) -> None:
+    done = CliRunner().invoke(app, ["runs", "--store", url])
+    assert done.exit_code == 1 and f"store {said}" in done.stderr and "there are no runs" not in done.output

@@ -133,6 +133,33 @@ def test_follow_shows_samples_as_they_come(run: RoleContext) -> None:
     assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["0000009-01"]
 
 
+def followed(run: RoleContext, where: str, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> str:
+    """What `--follow` warns of, when three samples come."""
+    come = [make_sample(SPEC, 9, index, **fields) for index in range(3)]
+    monkeypatch.setattr("flows.run.reading.OpenRun.new_samples", lambda self: iter(come))
+    words = ["samples", "test-1", "--store", run.store.url, "--follow", "--json", "--where", where]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_following_says_once_that_a_name_is_unknown(
+    run: RoleContext, monkeypatch: pytest.MonkeyPatch, trained: bool
+) -> None:
+    if not trained:
+        monkeypatch.setattr("flows.run.reading.OpenRun.newest_step", lambda self: None)
+    said = followed(run, "colour=red", monkeypatch, reward_parts={"late": 1.0})
+    assert said.count("samples have no field 'colour'; their fields are id, problem") == 1
+    assert "text, word. Nothing is shown unless" in said if trained else "text, late. Nothing" in said
+    known = ("finish=stop", "word=1") if trained else ("finish=stop", "late=1")
+    assert [followed(run, one, monkeypatch, reward_parts={"late": 1.0}) for one in known] == ["", ""]
+    if not trained:
+        assert followed(run, "late=1", monkeypatch, reward_error="x") == "", (
+            "without a reward nothing is known"
+        )
+
+
 def test_rows_that_lack_a_field_come_last() -> None:
     made = [
         sample_row(make_sample(SPEC, 0, index, reward_error="x" if index else ""), str) for index in (1, 0)

@@ -48,6 +48,14 @@ def test_rows_are_shown_as_a_table_and_printed_as_json_and_csv(context: RoleCont
     assert call(context, "sql", context.run, sql, "--csv").splitlines()[0].startswith("g,reward,versions")
 
 
+def test_columns_of_the_same_name_are_all_kept(context: RoleContext) -> None:
+    sql = "select 1 as step, 2 as step, 3 as step_2, 4 as step"
+    names = {"step": 1, "step_3": 2, "step_2": 3, "step_4": 4}
+    assert json.loads(call(context, "sql", context.run, sql, "--json")) == names
+    assert call(context, "sql", context.run, sql, "--csv").splitlines() == [",".join(names), "1,2,3,4"]
+    assert [name in call(context, "sql", context.run, sql) for name in names] == [True] * 4
+
+
 def test_an_archived_run_gives_the_same_answer(context: RoleContext) -> None:
     sql = 'select count(*) as n, sum("group") as s from samples'
     assert json.loads(call(context, "archive", context.run, "--json"))["records"] == 5

@@ -15,6 +15,8 @@ from flows.cli.shared.talk import shares
 from flows.run.failure_page import page_on_failure
 from flows.run.locations import Places, named_as
 from flows.run.phases import resume_hint
+from flows.run.recorded_samples import recorded_samples
+from flows.run.replaying import opened_source
 from flows.run.request import RunFailed, RunRequest
 from flows.run.suggested_commands import (
     OF_ARCHIVES,
@@ -23,6 +25,7 @@ from flows.run.suggested_commands import (
     SuggestedCommands,
 )
 from infra import runs
+from schemas.topics import Topics
 from tests.factories import make_context, make_spec, make_tiny_model
 from tests.fakes.crashing import World
 
@@ -79,6 +82,27 @@ def test_a_suggested_command_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.M
     assert suggested[-2:] == ["--store", context.store.url]
     assert cli(*suggested[1:]).exit_code == 0
     assert "--store" in cli("replay", "test-1", "--step", "9", "--store", context.store.url).output
+
+
+def test_hints_of_a_replay_name_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = make_context(make_spec(), tmp_path)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name: context.bus)
+    for name, model in (("test-1", "nowhere"), ("test-2", str(tmp_path))):
+        runs.create(
+            context.store, context.spec, bootstrap_servers="none", model=model, topics=set(), run_id=name
+        )
+    url = context.store.url
+    with (
+        pytest.raises(RunFailed, match=f"`streamrl bundle test-1 --archive --store {url}`"),
+        opened_source("test-1", url, archive_alone=True),
+    ):
+        pass
+    monkeypatch.setattr("flows.run.recorded_samples.samples_topic", lambda handle: Topics("a-1", 1).samples)
+    with (
+        pytest.raises(RunFailed, match=f"`streamrl replay a-1 --sample ID --store {url}`"),
+        recorded_samples("test-2", url, None, None),
+    ):
+        pass
 
 
 def test_how_to_go_on_with_a_run_can_be_copied() -> None:
