@@ -127,7 +127,8 @@ def test_a_fork_without_changes_ends_with_the_same_bits(
     assert [step.step for step in own] == list(range(at, at + len(own)))
     if not changes:
         assert [step.root_out for step in own] == [step.root_out for step in steps[at:]]
-        assert [step.groups.tolist() for step in own] == [step.groups.tolist() for step in steps[at:]]
+        # in the order in which they came, which varies: no partition is always read first
+        assert [sorted(step.groups) for step in own] == [sorted(step.groups) for step in steps[at:]]
     else:
         assert len(own) == parent.context.spec.algorithm.optimizer_steps
     assert [step.root_out for step in parent.ledger()] == [step.root_out for step in steps]
@@ -164,15 +165,16 @@ def test_its_feeder_goes_on_with_the_groups_of_the_run(
         context.store, spec, bootstrap_servers="none", model=model, topics=set(), run_id="test-1"
     )
     others = Others(spec, tmp_path, replace(context, record=record, role="feeder"))
+    states = States.of_run(context.store, "test-1")
     with fed(others) as life:
+        counters = life.context.heart.counters
         for iteration in range(6):
+            if iteration == 5:  # with the last one the feeder ends, and its ranker learns no more
+                wait_until(lambda: counters.get("ranker", 0) >= 5, what="ranker 5")
+                wait_until(lambda: 3 in states.numbers(), what="a ranker")
             others.await_groups(others.admissible(iteration))
             others.generate(iteration=iteration)
             others.train(iteration)
-        wait_until(lambda: life.context.heart.counters.get("ranker", 0) >= 5, what="ranker 5", deadline_s=30)
-        wait_until(
-            lambda: 3 in States.of_run(context.store, "test-1").numbers(), what="a ranker", deadline_s=30
-        )
     taken = TakenGroups(spec.algorithm)
     for step in steps_in_ledger(others.context):
         if step.step < 3:
