@@ -295,7 +295,13 @@ class KafkaWriter:
         self._raise_failure()
 
     def close(self) -> None:
-        self._producer.close(timeout=10)
+        try:
+            self._producer.close(timeout=10)
+        except KafkaError as error:
+            raise BusError(
+                f"Kafka at {self._broker} did not acknowledge all records before the end: "
+                f"{said_by_kafka(error)}"
+            ) from error
 
     def _remember(self, error: BaseException) -> None:
         self._failed = self._failed or error

@@ -1,6 +1,9 @@
 """The door of a rank 0 for ranks of other machines: it says where it is, and lets in those that know the key.
 
 runs/<run>/<meeting>.json ──► a rank elsewhere ── connects, handshake ──► `took` is told who it is
+
+Strangers who connect and say nothing keep nobody out: when there are too many, the oldest one has to go. A
+rank shows within a round trip or two that it knows the key.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from infra.errors import Explained
-from infra.ranks.handshake import let_in
+from infra.ranks.handshake import NotLetIn, let_in
 from infra.ranks.rendezvous import Rendezvous
 
 _MOST_AT_ONCE = 64  # connections whose handshake goes on
@@ -37,6 +40,8 @@ class Doorway(Generic[_Hello]):
         """
         self.host, self._hello, self._took, self._log = host, hello, took, log
         self._handshakes = threading.Semaphore(_MOST_AT_ONCE)
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, None] = {}  # who have not shown that they know the key, by age
         self._closed = threading.Event()
 
     def open(self, announce: Callable[[int], Rendezvous]) -> Doorway[_Hello]:
@@ -65,20 +70,37 @@ class Doorway(Generic[_Hello]):
                 if not self._closed.wait(_AGAIN_S):
                     self._log.warning("a connection to %s could not be taken: %s", self.host, error)
                 continue
-            if not self._handshakes.acquire(timeout=1.0):
-                connection.close()
-                continue
+            if not self._handshakes.acquire(blocking=False):
+                self._send_oldest_away()
+                if not self._handshakes.acquire(timeout=1.0):
+                    connection.close()
+                    continue
+            with self._lock:
+                self._strangers[connection] = None
             threading.Thread(
                 target=self._greet, args=(connection, str(address)), daemon=True, name="handshake"
             ).start()
 
+    def _send_oldest_away(self) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            if (oldest := next(iter(self._strangers), None)) is not None:
+                del self._strangers[oldest]
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread, which waits for words, ends
+
+    def _is_stranger(self, connection: socket.socket) -> bool:
+        """Take a connection out of the strangers. Return whether it was among them, and not sent away."""
+        with self._lock:
+            return self._strangers.pop(connection, connection) is None
+
     def _greet(self, connection: socket.socket, address: str) -> None:
         try:
-            self._took(
-                connection, address, let_in(connection, bytes.fromhex(self.announced.key), self._hello)
-            )
+            hello = let_in(connection, bytes.fromhex(self.announced.key), self._hello)
+            if not self._is_stranger(connection):
+                raise NotLetIn("it was sent away, as too many came after it")
+            self._took(connection, address, hello)
         except (OSError, ValueError, Explained) as error:
             self._log.warning("a connection from %s was not let in: %s", address, error)
             connection.close()
         finally:
+            self._is_stranger(connection)
             self._handshakes.release()

@@ -9,6 +9,7 @@ last line of the log says why, and so do the last words (`infra.supervise.last_w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import logging
 import signal
@@ -37,6 +38,10 @@ from schemas.loading import RunFileError
 from schemas.topics import Topics
 
 DONE, FAILED, STOPPED, REPLACED, LASTING = 0, 1, 3, 4, 5
+
+_NEW_WRITER_S = 5.0  # between tries to get a writer that works
+# What these send is told again soon, except a relay's dead letters. All others end when a record is lost.
+_MAY_LOSE = ("rank", "engine_ranks", "relay")
 
 
 def arguments(role: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -129,13 +134,22 @@ def _batch(role: str) -> int | None:
 
 
 def _beats(context: RoleContext, ended: threading.Event) -> None:
-    steady_s = min(STEADY_S, context.spec.deadlines.progress_s / 10)
-    while not ended.wait(HEARTBEAT_S):
+    steady_s, failed = min(STEADY_S, context.spec.deadlines.progress_s / 10), False
+    while not ended.wait(_NEW_WRITER_S if failed else HEARTBEAT_S):
         try:
+            if failed:  # a writer that has lost a record takes no other
+                old, context.writer = context.writer, context.bus.writer(_batch(context.role))
+                failed = False
+                with contextlib.suppress(BusError):
+                    old.close()
             if context.heart.is_due(steady_s):
                 context.heart.beat(context.writer, context.topics)
-        except BusError:
-            return  # the role itself meets the same error and reports it
+        except BusError as error:
+            if context.role not in _MAY_LOSE:
+                return  # the role itself meets the same error and reports it
+            if not failed:
+                context.log.warning("heartbeats stop until the broker is back: %s", error)
+            failed = True
         except Exception:  # this heartbeat is missing; the next one may work
             context.log.exception("a heartbeat can't be sent")
 

@@ -307,6 +307,32 @@ def test_a_door_stays_open_though_a_connection_could_not_be_taken(
     found[0][0].close(1.0)
 
 
+def test_silent_strangers_keep_no_rank_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorway, "_MOST_AT_ONCE", 3)
+    for patience in ("_GREETING_S", "_PATIENCE_S"):
+        monkeypatch.setattr(handshake, patience, 60.0)
+    context = context_of(tmp_path)
+    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
+    at = rendezvous.newest(context.store, context.record)
+    assert at is not None
+    address = (at.host, at.port)
+    strangers = [socket.create_connection(address, timeout=timeout) for timeout in (30.0, 0.1, 0.1)]
+    try:
+        with (
+            socket.create_connection(address) as good,
+            other_side(lambda: door.members(30.0)) as found,
+        ):
+            introduce(good, bytes.fromhex(at.key), HELLO)
+        assert not strangers[0].recv(1), "the oldest was sent away"
+        for one in strangers[1:]:
+            with pytest.raises(TimeoutError):  # there was room for the others
+                one.recv(1)
+    finally:
+        for one in strangers:
+            one.close()
+    found[0][0].close(1.0)
+
+
 def test_a_rank_that_is_turned_away_is_named_to_whoever_waits(tmp_path: Path) -> None:
     context = context_of(tmp_path)
     door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
