@@ -3,7 +3,10 @@
 claims/<name>   the holder, and a number that grows while the holder is at work
 
 A claim whose number does not grow for 10 s is that of a dead process, and the next process takes it over. If
-two take it over at the same moment, both fetch, which costs bytes and harms nothing.
+two take it over at the same moment, both fetch, which costs bytes and harms nothing. A claim that nobody
+takes over, since its object came in another way, is removed when the relay tidies up.
+
+holders.json    when each claim was first seen as it is
 """
 
 from __future__ import annotations
@@ -13,10 +16,15 @@ import json
 import time
 import uuid
 
+from blake3 import blake3
+
 from infra.stores.store import Exists, Missing, Store
+from infra.weights.notes import StoreNotes
 
 _STALE_S = 10.0
 _RENEW_S = 2.0
+_DEAD_S = 3600.0  # for so long a claim has not changed when it is removed
+_LARGEST = 4096  # bytes: a claim has about sixty; of a larger one the rest is not read
 
 
 class Claim:
@@ -59,9 +67,21 @@ class Claim:
     def _stale(self) -> bool:
         """Return whether another process's claim has not changed for too long, by our own clock."""
         try:
-            said = self._cache.get(self._key)
+            said = self._cache.get(self._key, _LARGEST)
         except Missing:
             said = b""
         if said != self._seen:
             self._seen, self._since = said, time.monotonic()
         return time.monotonic() - self._since > self._stale_s
+
+
+def sweep_claims(cache: Store) -> None:
+    """Remove claims whose holders died long ago."""
+    notes, alive = StoreNotes(cache, "holders.json"), []
+    for key in cache.list("claims"):
+        with contextlib.suppress(Missing):  # released since it was listed
+            if notes.age_s(key, blake3(cache.get(key, _LARGEST)).hexdigest(8)) >= _DEAD_S:
+                cache.delete(key)
+            else:
+                alive.append(key)
+    notes.save(alive)

@@ -24,6 +24,7 @@ LARGEST_PART, SMALLEST_PART = 2 << 20, 1 << 16
 _AT_ONCE = 32  # parts: a single one would wait for round trips, and begins slowly
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _ASK_S = 0.5
+_SPOOL_S = 24 * 3600.0  # so long the parts of an object stay when none comes any more
 
 
 class Meter:
@@ -115,6 +116,17 @@ class OriginStore:
     def forget(self, key: str) -> None:
         """Delete the spooled parts of an object, which is stored elsewhere by now, or was wrong."""
         shutil.rmtree(self._spooled(key), ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Delete spooled parts of objects that came from elsewhere, or are not wanted any more.
+
+        A process that is at work after all has to fetch such parts again, which costs bytes alone.
+        """
+        before = time.time() - _SPOOL_S
+        with contextlib.suppress(OSError):  # there is no spool, or another process sweeps it, too
+            for folder in self.spool.iterdir():
+                if folder.stat().st_mtime < before:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Stop the threads, without waiting for them."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from blake3 import blake3
 
-from infra.sites.claims import Claim
+from infra.sites.claims import Claim, sweep_claims
 from infra.sites.origin import OriginStore
 from infra.sites.peers import Way
 from infra.stores.orphans import sweep
@@ -139,7 +139,9 @@ class SiteStore:
             self.broken = str(error)
 
     def sweep(self, prefix: str, *, file_grace_s: float, upload_grace_s: float) -> int:
-        """Remove what killed writes left in the cache. Return how many there were."""
+        """Remove what killed writes left in the cache, and return how many; and what dead relays left."""
+        self._origin.sweep()
+        sweep_claims(self._cache)
         return sweep(self._cache, prefix, file_grace_s=file_grace_s, upload_grace_s=upload_grace_s)
 
     @property

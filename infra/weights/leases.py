@@ -22,6 +22,7 @@ from infra.weights.notes import StoreNotes
 
 LEASE_S = 600.0  # seconds without a renewal until a lease lapses
 RENEW_S = 60.0  # seconds between renewals
+_LARGEST = 4096  # bytes: a lease has about a hundred; of a larger one the rest is not read
 
 _log = logging.getLogger("streamrl.weights")
 
@@ -76,7 +77,7 @@ def leased(store: Store, prefix: str) -> tuple[list[int], bool]:
     found, putting, alive = [], False, []
     for key in keys:
         try:
-            raw = store.get(key)
+            raw = store.get(key, _LARGEST)
         except Missing:
             continue  # released since it was listed
         if notes.age_s(key, blake3(raw).hexdigest(8)) >= LEASE_S:

@@ -12,6 +12,7 @@ start, and makes no use of others' notes. Two collectors on two machines delay e
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterable
@@ -23,6 +24,9 @@ from infra.stores.store import Missing, Store
 
 _CLOCKS = 8  # clocks whose notes are kept
 _LATEST = 1 << 40  # seconds: no machine runs so long
+_LARGEST = 64 << 20  # bytes of a file of notes: half a million chunks have about as many
+
+_log = logging.getLogger("streamrl.weights")
 
 
 def now() -> float:
@@ -69,7 +73,14 @@ class StoreNotes:
 
     def _read(self) -> dict[str, Any]:
         try:
-            said = json.loads(self._store.get(self._key))
+            raw = self._store.get(self._key, _LARGEST)
+            if len(raw) > _LARGEST:
+                _log.warning(
+                    "%s/%s has more than %d bytes, so it is passed over, and written anew",
+                    self._store.url, self._key, _LARGEST,
+                )  # fmt: skip
+                return {}
+            said = json.loads(raw)
         except (Missing, ValueError, RecursionError):
             return {}
         return said if isinstance(said, dict) else {}

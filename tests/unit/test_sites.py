@@ -20,7 +20,7 @@ from infra.bus import Record
 from infra.relay import Relay
 from infra.sites import origin as origins
 from infra.sites.candidates import Candidates
-from infra.sites.claims import Claim
+from infra.sites.claims import Claim, sweep_claims
 from infra.sites.followed import Followed
 from infra.sites.mirror import Mirror
 from infra.sites.news import News, relay_key
@@ -178,6 +178,22 @@ def test_who_is_at_work_is_not_replaced(tmp_path: Path) -> None:
     for _ in range(20):
         alive.renew()
         assert not other.taken()
+
+
+def test_the_claims_of_the_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if their objects came from elsewhere, so that nobody takes them over."""
+    now = [1000.0]
+    monkeypatch.setattr("infra.weights.notes.now", lambda: now[0])
+    cache = FileStore(f"file://{tmp_path}")
+    dead, alive = Claim(cache, "dead"), Claim(cache, "alive", renew_s=0.0)
+    assert dead.taken() and alive.taken()
+    for _ in range(3):
+        sweep_claims(cache)
+        assert cache.list("claims") == ["claims/alive", "claims/dead"]
+        now[0] += 1500.0
+        alive.renew()
+    sweep_claims(cache)
+    assert cache.list("claims") == ["claims/alive"]
 
 
 def test_damage_in_the_cache_is_mended_and_at_the_origin_refused(tmp_path: Path) -> None:
@@ -606,9 +622,16 @@ def test_leftovers_of_killed_writes_go_from_a_site_s_cache(tmp_path: Path) -> No
     for file in (old, new):
         file.write_bytes(b"half a chunk")
     os.utime(old, (time.time() - 7200,) * 2)
+    spool = mirror._site.origin.spool
+    parts = [spool / "old" / "0", spool / "new" / "0"]
+    for part in parts:
+        part.parent.mkdir(parents=True)
+        part.write_bytes(b"a part")
+    os.utime(parts[0].parent, (time.time() - 25 * 3600,) * 2)
     mirror.collect(1)
     assert not old.exists()
     assert new.exists(), "its writer may be at work"
+    assert os.listdir(spool) == ["new"], "the chunk of the other came from elsewhere"
 
 
 def test_a_relay_s_reports_are_made_while_versions_come() -> None:

@@ -27,7 +27,7 @@ from infra.weights.bits import file_model, kind_of
 from infra.weights.cheapest_paths import cheapest
 from infra.weights.codec import scan as codec_scan
 from infra.weights.digest import digests_of, model_digests, root_digest
-from infra.weights.leases import Lease
+from infra.weights.leases import Lease, leased
 from infra.weights.manifest import Chunk, VersionManifest
 from infra.weights.manifest import Path as ChunkPath
 from infra.weights.signing import Keys
@@ -399,6 +399,22 @@ def test_of_what_another_machine_has_noted_nothing_goes(
         file.write_text(raw)
         store.collect(1, grace_s=60)
         assert left.exists()
+
+
+def test_notes_and_leases_are_read_up_to_their_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, sizes = open_store(f"file://{tmp_path}"), []
+    plain = store.get
+    monkeypatch.setattr(store, "get", lambda key, size=None: sizes.append(size) or plain(key, size))
+    monkeypatch.setattr(notes, "_LARGEST", 100)
+    store.put("w/readers.json", b" " * 200 + b"{}")
+    store.put("w/leases/x.json", b" " * 5000 + b'{"version": 1, "puts": false}')
+    assert leased(store, "w") == ([0], True), "a lease that can't be read keeps everything"
+    assert (
+        sizes == [100, 4096] and "readers.json has more than 100 bytes, so it is passed over" in caplog.text
+    )
+    assert len(store.get("w/readers.json")) < 200
 
 
 def test_what_is_being_read_or_published_stays(tmp_path: Path, clock: list[float]) -> None:
