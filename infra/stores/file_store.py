@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from infra.files.private import make_private
-from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, id_in, whole
+from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, checked_key, id_in, whole
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.DOTALL)
 
@@ -42,11 +42,11 @@ class FileStore:
         self._check()
 
     def get(self, key: str, size: int | None = None) -> bytes:
-        with self._reading(key), (self._root / key).open("rb") as file:
+        with self._reading(key), self._path(key).open("rb") as file:
             return file.read() if size is None else file.read(size + 1)
 
     def get_part(self, key: str, at: int, size: int) -> bytes:
-        with self._reading(key), (self._root / key).open("rb") as file:
+        with self._reading(key), self._path(key).open("rb") as file:
             file.seek(at)
             return whole(file.read(size), size, f"{self.url}/{key}")
 
@@ -69,7 +69,7 @@ class FileStore:
 
     def size(self, key: str) -> int:
         with self._reading(key):
-            return (self._root / key).stat().st_size
+            return self._path(key).stat().st_size
 
     def put_new(self, key: str, data: bytes) -> None:
         with self._written(key, [data]) as (temporary, target):
@@ -81,7 +81,7 @@ class FileStore:
     @contextlib.contextmanager
     def _written(self, key: str, parts: Iterable[bytes | memoryview]) -> Iterator[tuple[Path, Path]]:
         self._check()
-        target = self._root / key
+        target = self._path(key)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
         try:
             make_private(target.parent)
@@ -112,7 +112,7 @@ class FileStore:
                 folder.rmdir()
 
     def exists(self, key: str) -> bool:
-        found = (self._root / key).is_file()
+        found = self._path(key).is_file()
         if not found:
             self._check()
         return found
@@ -131,13 +131,13 @@ class FileStore:
             if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
                 raise StoreError(f"{self.url}/{prefix} can't be listed: {error}") from error
 
-        for folder, _, names in os.walk(self._root / prefix, onerror=failed):
+        for folder, _, names in os.walk(self._folder(prefix), onerror=failed):
             yield from (Path(folder, name) for name in names)
 
     def delete(self, key: str) -> None:
         self._check()
         try:
-            (self._root / key).unlink(missing_ok=True)
+            self._path(key).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"{self.url}/{key} can't be deleted: {error}") from error
 
@@ -155,10 +155,16 @@ class FileStore:
     def prune(self, prefix: str) -> None:
         """Remove all empty folders under a folder, and the folder itself if it is empty."""
         self._check()
-        top = self._root / prefix
+        top = self._folder(prefix)
         for folder, _, _ in os.walk(top, topdown=False):
             with contextlib.suppress(OSError):  # it is not empty
                 Path(folder).rmdir()
+
+    def _path(self, key: str) -> Path:
+        return self._root / checked_key(key, self.url)
+
+    def _folder(self, prefix: str) -> Path:
+        return self._path(prefix.rstrip("/")) if prefix else self._root
 
     def _check(self) -> None:
         """Raise StoreError unless the folder has the known id. Mostly this costs one `stat` of a file."""

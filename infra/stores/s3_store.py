@@ -13,7 +13,7 @@ import fsspec
 
 from infra.stores import multipart
 from infra.stores.s3_refusals import LASTING_CODES, Refusal, code_of, explained, s3_refusal
-from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, id_in, whole
+from infra.stores.store import IDENTITY, Exists, Missing, StoreError, another_store, checked_key, id_in, whole
 
 _PAUSES_S = (0.1, 0.3, 1.0, 3.0)  # before a put is tried again because another one was in its way
 _SMALL = 1 << 16  # bytes: up to this size an object may be sent twice
@@ -143,7 +143,7 @@ class FsspecStore:
     def list(self, prefix: str) -> list[str]:
         try:
             with self._asking(prefix, "listed"):
-                found = self._fs.find(self._path(prefix))
+                found = self._fs.find(self._folder(prefix))
         except Missing:
             return []
         return sorted(path.removeprefix(f"{self._root}/") for path in found)
@@ -156,7 +156,7 @@ class FsspecStore:
         """Abort uploads in parts that were begun long ago, by killed senders. Return how many there were."""
         if not hasattr(self._fs, "call_s3"):
             return 0
-        bucket, _, folder = self._path(prefix).partition("/")
+        bucket, _, folder = self._folder(prefix).rstrip("/").partition("/")
         found = 0
         with self._asking(prefix, "swept"):
             for upload, now in self._uploads(bucket, f"{folder}/"):
@@ -180,7 +180,10 @@ class FsspecStore:
             marks = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{key}"
+        return f"{self._root}/{checked_key(key, self.url)}"
+
+    def _folder(self, prefix: str) -> str:
+        return self._path(prefix.rstrip("/")) if prefix else f"{self._root}/"
 
     @contextlib.contextmanager
     def _asking(self, key: str, what: str) -> Iterator[None]:
@@ -190,6 +193,8 @@ class FsspecStore:
             raise self._failed(key, what, error) from error
 
     def _failed(self, key: str, what: str, error: Exception) -> StoreError:
+        if isinstance(error, StoreError):  # the key is none
+            return StoreError(str(error))
         if isinstance(error, FileNotFoundError) and code_of(error) != "NoSuchBucket":
             return Missing(f"{self.url}/{key} is not there")
         failed = StoreError(f"{self.url}/{key} can't be {what}: {explained(error)}")

@@ -79,6 +79,14 @@ class Prunable(Protocol):
         """Remove all empty folders under a folder, and the folder itself if it is empty."""
 
 
+def checked_key(key: str, url: str) -> str:
+    """Return a key. Raise StoreError if it is absolute, or has a part that is empty, `.` or `..`."""
+    around = f"/{key}/"  # each part stands between two slashes
+    if "//" in around or "/./" in around or "/../" in around or "\0" in key:
+        raise StoreError(f"{key[:200]!r} is no key of an object in {url}: a key is like runs/a-1/run.json")
+    return key
+
+
 def id_in(raw: bytes, where: str) -> str:
     """Return the id in the bytes of a store's id object. Raise StoreError if there is none."""
     try:

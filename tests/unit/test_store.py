@@ -183,6 +183,35 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     assert (os.listdir(tmp_path / "store"), store.get("x")) == (["x"], b"old")
 
 
+KEYS = ["/etc/passwd", "..", "a/../../b", "../a", "a/..", "a//b", "a/", "", ".", "./a", "a/./b", "a\0b"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_that_leads_elsewhere_is_refused(key: str, tmp_path: Path, store: Store) -> None:
+    own = open_store(f"file://{tmp_path}/store")
+    (tmp_path / "b").write_bytes(b"not the store's")
+    for one in (own, store):
+        for call in (
+            one.get, one.exists, one.size, one.delete, lambda key, one=one: one.get_part(key, 0, 1),
+            lambda key, one=one: one.put(key, b""), lambda key, one=one: one.put_new(key, b""),
+            lambda key, one=one: one.put_parts(key, [b""], 0),
+        ):  # fmt: skip
+            with pytest.raises(StoreError, match=re.escape(f"{key!r} is no key of an object in {one.url}")):
+                call(key)
+    assert os.listdir(tmp_path) == ["b"]
+    for prefix in ("..", "a/../..", "/etc"):
+        with pytest.raises(StoreError, match="is no key"):
+            own.list(prefix)
+
+
+def test_keys_with_dots_in_names_are_keys(tmp_path: Path) -> None:
+    own = open_store(f"file://{tmp_path}/store")
+    keys = ["..a", "a/...", "a/.hidden", "a/b..", "runs/a-1/run.json"]
+    for key in keys:
+        own.put(key, b"")
+    assert own.list("") == keys and own.list("a/") == keys[1:4]
+
+
 def test_a_disk_error_names_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
