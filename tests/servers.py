@@ -76,6 +76,13 @@ class VllmServer:
         ours = psutil.Process(self.process.pid).children(recursive=True)
         return {Path(one.path) for each in ours for one in each.memory_maps() if "/dev/shm/" in one.path}
 
+    def sockets(self) -> set[Path]:
+        """The paths of the unix sockets that its processes listen at, whether they have names or not."""
+        assert self.process is not None
+        own = psutil.Process(self.process.pid)
+        found = [one.net_connections("unix") for one in (own, *own.children(recursive=True))]
+        return {Path(str(one.laddr)) for some in found for one in some if one.laddr}
+
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         """End it, with all of its processes."""
         if self.process is None:

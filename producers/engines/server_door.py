@@ -32,6 +32,7 @@ from producers.engines.server_facts import (
     RELEASE_PATH,
     SENDER_SILENT_S,
 )
+from producers.engines.shared_names import remove_socket_names
 
 AsgiMessage = MutableMapping[str, Any]
 AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
@@ -70,7 +71,7 @@ class ServerDoor:
         self._app, self.claim, self._start = app, ServerClaim(), secrets.token_hex(8)
         key = os.environ.get(GUARD_VARIABLE, "").strip()
         self._wanted = f"Bearer {key}".encode() if key else b""
-        self._receives = False
+        self._receives, self._named = False, True
 
     async def __call__(self, scope: AsgiMessage, receive: AsgiReceive, send: AsgiSend) -> None:
         if scope["type"] not in ("http", "websocket") or _path(scope) == "/health":
@@ -101,6 +102,9 @@ class ServerDoor:
             return
         if path == FACTS_PATH:
             await self._call(scope, send, "server_facts")
+            if self._named:  # all processes of the server are connected now
+                self._named = False
+                remove_socket_names()
             return
         if method in _READS or path.startswith(_DRAWS) or scope["type"] == "websocket":
             await self._app(scope, receive, send)

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import torch
 import vllm
+from torch import distributed
 from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
@@ -48,7 +49,7 @@ from producers.engines.server_facts import (
     WeightsState,
     this_machine,
 )
-from producers.engines.shared_names import without_names
+from producers.engines.shared_names import meeting_without_name, remove_meeting_names, without_names
 from producers.engines.staged_patch import StagedPatch
 from producers.engines.vllm_in_process import packed_linears
 from schemas.importing import said
@@ -65,6 +66,7 @@ if not choices.cuda():
     _CPUSHMDistributed._init_cpu_shm = without_names(_CPUSHMDistributed._init_cpu_shm)
 elif os.environ.get("VLLM_BATCH_INVARIANT") == "1":
     use_one_kernel()
+distributed.FileStore = meeting_without_name(distributed.FileStore)
 
 
 @dataclass
@@ -240,7 +242,8 @@ class ServedWorker:
     _weight_update_active: bool
 
     def server_facts(self) -> _Answer:
-        """Return the facts about this server."""
+        """Return the facts about this server. All ranks have met when they are asked for."""
+        remove_meeting_names()
         transfers = isinstance(self.weight_transfer_engine, PatchTransfer)
         return _answered(lambda: _facts(self.vllm_config, self.model_runner, transfers=transfers))
 

@@ -177,8 +177,10 @@ def test_a_server_of_two_ranks_has_slices_of_the_weights(
         found = run(made, requests)
         made.close()
     finally:
-        shared = two.shared_memory()
+        shared, sockets = two.shared_memory(), two.sockets()
+        named = [path for path in sockets if path.exists()]
         two.stop()
+    assert sockets and not named, "a server that is killed would leave them behind"
     assert any("cpushm" in file.name for file in shared) and not any(file.exists() for file in shared)
     for name, one in expected.items():
         np.testing.assert_array_equal(one.tokens, found[name].tokens)

@@ -6,10 +6,13 @@ import asyncio
 import itertools
 import json
 import os
+import socket
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from blake3 import blake3
@@ -21,6 +24,7 @@ from producers.engines.received_patch import PatchRefused, ReceivedPatch
 from producers.engines.server_claim import NotClaimed, ServerClaim
 from producers.engines.server_door import ServerDoor
 from producers.engines.server_facts import CLAIM_HEADER, CLAIM_S, DIGEST_BYTES
+from producers.engines.shared_names import meeting_without_name, remove_meeting_names
 
 FIRST, SECOND = "a" * 32, "b" * 32
 CHANGING = (
@@ -133,6 +137,43 @@ def test_facts_are_read_without_a_claim_and_no_other_method_is(door: ServerDoor,
     status, said = ask(door, "/streamrl/facts", method="GET")
     assert status == 200 and said == {"results": [{"result": server.limit}]}
     assert server.came == [("/collective_rpc", {"method": "server_facts"})]
+
+
+def test_when_facts_were_read_the_sockets_have_no_names(
+    door: ServerDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes are connected then, and a server that is killed later leaves none behind."""
+    with (
+        tempfile.TemporaryDirectory() as folder,  # a socket's path has 107 bytes at most
+        socket.socket(socket.AF_UNIX) as ours, socket.socket(socket.AF_UNIX) as others,
+        socket.socket(socket.AF_UNIX) as here,
+    ):  # fmt: skip
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
+        named, other = Path(folder) / str(uuid4()), Path(folder) / "other"
+        for listening, path in ((ours, named), (others, other)):
+            listening.bind(str(path))
+            listening.listen()
+        here.connect(str(named))
+        there, _ = ours.accept()
+        with there:
+            ask(door, "/streamrl/facts", method="GET")
+            assert not named.exists() and other.exists()
+            here.sendall(b"x")
+            assert there.recv(1) == b"x"
+
+
+def test_ranks_that_met_by_a_file_need_its_name_no_more(tmp_path: Path) -> None:
+    import torch.distributed as dist
+
+    file = tmp_path / "vllm_dist_0"
+    meet = meeting_without_name(dist.FileStore)
+    first, second = meet(str(file), 2), meet(str(file), 2)
+    assert file.exists()
+    remove_meeting_names()
+    first.set("a", "1")
+    assert second.get("a") == b"1" and not file.exists()
+    del first, second
+    assert not list(tmp_path.iterdir())
 
 
 BAD_CLAIMS: dict[str, Any] = {
