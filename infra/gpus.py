@@ -32,7 +32,8 @@ class GpuFound:
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs that processes of ours may use; none if STREAMRL_DEVICE is cpu.
 
-    As in CUDA, a name that is no GPU's hides itself and all after it.
+    As in CUDA, a name that is no GPU's hides itself and all after it. As in torch, a name that is there twice
+    hides all.
     """
     if choices.DEVICE.forced() == "cpu":
         return []
@@ -45,7 +46,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
         if not name or name.startswith("-") or (name.isdigit() and int(name) >= count):
             break
         found.append(name)
-    return found
+    return found if len(set(found)) == len(found) else []
 
 
 def described_gpus() -> list[GpuFound]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +18,16 @@ from consumers.losses.loss import CriticSettings, loss_of
 from schemas.runspec import RunSpec
 
 
+@dataclass(frozen=True)
+class AddedReturns:
+    """A micro-batch whose gradient is added, or will be when the GPU comes to it."""
+
+    loss: torch.Tensor
+    most: torch.Tensor | float  # what `Trained.check` takes
+    error: torch.Tensor  # sum of squares
+    returns: torch.Tensor  # sum of squares
+
+
 class Critic:
     """A value model. `values`: returns for each drawn token the return that the critic expects before it."""
 
@@ -24,17 +36,27 @@ class Critic:
     ) -> None:
         self.values, self.trained, self._clip = values, trained, settings.value_clip
 
-    def accumulate(self, batch: MicroBatch) -> tuple[float, float]:
-        """Add a micro-batch's gradient; return its sums of squared errors and of squared returns."""
+    def accumulate(self, batch: MicroBatch) -> AddedReturns:
+        """Add a micro-batch's gradient. On a GPU nothing is known of it yet, and nobody waits for it."""
         assert batch.values is not None and batch.returns is not None
         values = self.values(batch)
         loss = (batch.weight * value_loss(values, batch.values, batch.returns, self._clip)).sum()
-        if not bool(torch.isfinite(loss)):
-            raise NotFinite(f"the critic's loss is {float(loss)}")
+        if not loss.is_cuda:
+            _check_loss(loss)
         loss.backward()
-        self.trained.check(self.trained.accumulate())
-        error = float(((values.detach() - batch.returns) ** 2).sum())
-        return error, float((batch.returns**2).sum())
+        error = ((values.detach() - batch.returns) ** 2).sum()
+        return AddedReturns(loss.detach(), self.trained.accumulate(), error, (batch.returns**2).sum())
+
+    def ended(self, added: AddedReturns) -> tuple[float, float]:
+        """Return a micro-batch's sums of squared errors and of squared returns. Raises NotFinite."""
+        _check_loss(added.loss)
+        self.trained.check(added.most)
+        return float(added.error), float(added.returns)
+
+
+def _check_loss(loss: torch.Tensor) -> None:
+    if not math.isfinite(found := float(loss.detach())):
+        raise NotFinite(f"the critic's loss is {found}")
 
 
 def settings_of_critic(spec: RunSpec) -> CriticSettings:

@@ -24,7 +24,7 @@ import torch
 from consumers.batches.micro_batches import MicroBatch, micro_batch
 from consumers.batches.training_rows import Scores, TrainingRow
 from consumers.learners import collective, forward
-from consumers.learners.critic import Critic, whole_critic
+from consumers.learners.critic import AddedReturns, Critic, whole_critic
 from consumers.learners.frozen_loading import load_frozen
 from consumers.learners.lending import Copies, Lent, MadeWeights
 from consumers.learners.lora_adapter import Adapter
@@ -111,7 +111,7 @@ class _Begun:
     measured: Measured
     entropy: tuple[torch.Tensor | float, int]  # and of how many tokens
     most: torch.Tensor | float  # the gradient's largest magnitude
-    critic: tuple[float, float]
+    critic: AddedReturns | None
 
 
 @contextmanager
@@ -174,7 +174,8 @@ class LocalLearner(ABC):
             self._first = self._loaded(model, trained=False)
         self._lent = Lent()
         published = torch.float32 if self._adapter else self._dtype  # an adapter is small: not rounded here
-        self._copies = Copies(published, self._lent, self._device)
+        turns = spec.placement.takes_turns
+        self._copies = Copies(published, self._lent, self._device, turns=turns)
 
     def _loaded(self, folder: str, *, trained: bool) -> Any:
         """Return the model in a folder, or this rank's part of it."""
@@ -281,15 +282,19 @@ class LocalLearner(ABC):
         entropy = self._forward.entropy()
         if self._device.type != "cuda":
             _check_loss(float(total.detach()))
-        most, critic = self._backward(total), (0.0, 0.0)
+        most, critic = self._backward(total), None
         if self._critic is not None and batch.returns is not None:
             critic = self._critic.accumulate(batch)
         return _Begun(measured, entropy, most, critic)
 
     def _ended(self, begun: _Begun, batch: MicroBatch) -> LossStats:
-        stats, (entropy, tokens), (wrong, returns) = begun.measured.stats(batch), begun.entropy, begun.critic
+        stats, (entropy, tokens) = begun.measured.stats(batch), begun.entropy
         _check_loss(stats.loss)
         self._check(begun.most)
+        wrong = returns = 0.0
+        if begun.critic is not None:
+            assert self._critic is not None
+            wrong, returns = self._critic.ended(begun.critic)
         return replace(
             stats, entropy=float(entropy), entropy_tokens=tokens, value_error=wrong, returns=returns
         )

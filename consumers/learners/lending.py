@@ -80,12 +80,12 @@ class _Copying:
 class Copies:
     """Makes copies of weights in one dtype, in memory that is used again; on a GPU if it has room."""
 
-    def __init__(self, dtype: torch.dtype, lent: Lent, device: torch.device) -> None:
-        """`device`: where the weights lie."""
+    def __init__(self, dtype: torch.dtype, lent: Lent, device: torch.device, *, turns: bool = False) -> None:
+        """`device`: where the weights lie; `turns`: whether engines take what is free there in their turn."""
         self.dtype, self._lent, on_gpu = dtype, lent, device.type == "cuda"
         self._rooms = Rooms(_KEPT, locked=on_gpu)
         # One more may be made while others wait.
-        self._gpu = GpuRoom(device, _KEPT + 1) if on_gpu else None
+        self._gpu = GpuRoom(device, _KEPT + 1) if on_gpu and not turns else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="copy")
 
     def stepped(self) -> None:

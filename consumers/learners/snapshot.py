@@ -25,6 +25,7 @@ from consumers.learners import memory_rooms as rooms
 from infra.waiting import Wait
 from infra.weights.arrays import Array
 from infra.weights.bits import bits_of, file_head
+from infra.weights.gpu_transfer import downloaded, own_stream, settled
 from infra.weights.inspection import threads
 
 PIECE = 8 << 20  # bytes that are read at once
@@ -65,6 +66,8 @@ class StateSnapshot:
         self.outlines: Outlines = {name: _outline(tensor) for name, tensor in tensors.items()}
         self.head, self._order = file_head(self.outlines)
         self._flat = {name: _flat(tensor) for name, tensor in tensors.items()}
+        for device in {flat.device for flat in self._flat.values()}:
+            settled(device)  # other streams will read them
         self._sizes = {name: flat.numel() for name, flat in self._flat.items()}
         self._live, self._deadline_s = set(live), deadline_s
         self._next, self._done = 0, False  # `_next`: place in the order of the tensor that is read now
@@ -140,7 +143,9 @@ def _outline(tensor: torch.Tensor) -> tuple[str, tuple[int, ...]]:
 
 def _copied(part: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
     if part.device.type != "cpu":
-        return part.cpu()
+        with own_stream(part.device):  # else each piece would wait for all that training has queued
+            (found,) = downloaded(part)
+        return torch.from_numpy(found)
     np.copyto(room.numpy(), part.numpy())
     return room
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -162,6 +163,7 @@ class DeepSpeedLearner(LocalLearner):
         self._computed = False
         if not math.isfinite(self._norm) or self._norm < 0:
             raise NotFinite(f"the gradient's norm is {self._norm}")
+        self._copies.stepped()
         if self._critic is not None:
             self._critic.trained.step(total)
         return Stepped(self._norm)
@@ -340,11 +342,25 @@ def _count_anew(deepspeed: ModuleType) -> None:
     deepspeed.zero.Init.param_id = 0
 
 
+@contextmanager
+def _unseen(package: str) -> Iterator[None]:
+    """Hide a package that is not imported yet."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]  # as the language has it: the import fails
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
 def _import_deepspeed() -> ModuleType:
     if not choices.cuda():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
-        import deepspeed
+        with _unseen("mlflow"):  # DeepSpeed's tuner would import it, for longer than all of DeepSpeed takes
+            import deepspeed
     except ImportError as error:
         raise RanksError(
             f"trainer.learner is deepspeed, and that can't be imported: {error}. Install it: "

@@ -1,8 +1,9 @@
 """Score samples by the reference, the critic and earlier weights as soon as they are there.
 
 A long sample is scored by itself when it comes; the short samples of a group are scored together when the
-group is complete. Timing never decides which samples are scored together. So scores have the same bits
-whether they are made ahead, while the trainer would wait, at training, or when a step is taken again.
+group is complete, or in parts if they are many. Timing never decides which samples are scored together. So
+scores have the same bits whether they are made ahead, while the trainer would wait, at training, or when a
+step is taken again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from consumers.losses.loss import Needs
 
 _Key = tuple[int, int, int, int]  # group, index, and the place in the log
 _LONG = 512  # tokens from which on a sample is worth a forward pass of its own
+_MOST = 1 << 14  # tokens of short samples in a forward pass: a group may have thousands of samples
 
 
 class Scoring:
@@ -47,14 +49,26 @@ class Scoring:
         for row in rows:
             if row.size >= _LONG and _key(row) not in self._done:
                 yield [row]
-        short = sorted((row for row in rows if row.size < _LONG), key=lambda row: row.size)
-        if len(rows) == rows[0].sample.size and short and _key(short[0]) not in self._done:
-            yield short
+        if len(rows) == rows[0].sample.size:
+            short = sorted((row for row in rows if row.size < _LONG), key=lambda row: row.size)
+            yield from (part for part in _parts(short) if _key(part[0]) not in self._done)
 
     def score(self, parts: Sequence[Sequence[TrainingRow]]) -> None:
         """Score each part by itself."""
         for rows in self._learner.score(parts, self._needs) if parts else ():
             self._done.update((_key(row), row.scores) for row in rows)
+
+
+def _parts(rows: Sequence[TrainingRow]) -> Iterator[Sequence[TrainingRow]]:
+    """Yield rows in parts of at most `_MOST` tokens each."""
+    begin = tokens = 0
+    for number, row in enumerate(rows):
+        if tokens + row.size > _MOST:
+            yield rows[begin:number]
+            begin, tokens = number, 0
+        tokens += row.size
+    if rows:
+        yield rows[begin:]
 
 
 def _key(row: TrainingRow) -> _Key:

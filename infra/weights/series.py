@@ -22,8 +22,10 @@ import numpy as np
 
 from infra.weights.bits import Bits, Model
 from infra.weights.codec.chunks import encode_model
+from infra.weights.gpu_bits import own_stream_for
 
 _SKIPS = (8, 32)
+_PIECE = 1 << 22  # elements that are written at a time: those of a GPU come to main memory before
 KEYFRAME_AFTER = 32  # versions
 _log = logging.getLogger("streamrl.weights")
 _KEYFRAME_SHARE = 0.35  # of the model's bytes: a keyframe is due when deltas since the last one exceed it
@@ -132,8 +134,10 @@ def _alike(one: Model, other: Model) -> bool:
 def _spooled(model: Model) -> dict[str, Bits]:
     """Return a model with equal bits in an unnamed file, where they take no memory: they are rarely read."""
     with tempfile.TemporaryFile(prefix="streamrl-weights-") as file:
-        for bits in model.values():
-            file.write(bits.raw)
+        with own_stream_for(model):  # else each piece would wait for all that training has queued
+            for bits in model.values():
+                for at in range(0, bits.size, _PIECE):
+                    file.write(bits.part(at, _PIECE).view(np.uint8).data)
         file.flush()
         if not file.tell():
             return dict(model)

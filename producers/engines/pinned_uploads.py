@@ -13,6 +13,7 @@ import torch
 
 BLOCK_BYTES = 64 << 20  # a power of two, since torch pins powers of two
 _ALIGNED = 64
+_PART = 2  # one in so many of a GPU's free bytes may be taken: KV cache and weights have all others
 
 
 class PinnedUploads:
@@ -22,12 +23,29 @@ class PinnedUploads:
         self._pin, self._size = pin, block
         self._blocks: list[torch.Tensor] = []
         self._block = self._at = 0  # where the next piece begins
+        self._room: int | None = None  # bytes that are left for this version on the GPU; None: not known
         self._stream: torch.cuda.Stream | None = None
 
     def begin(self) -> None:
         """Begin a version: the one before is not used any more."""
         self.finish()
-        self._block = self._at = 0
+        self._block, self._at, self._room = 0, 0, None
+
+    def fit(self, size: int, device: torch.device) -> bool:
+        """Return whether so many bytes more of this version have room on a GPU. If so, they are taken."""
+        if self._room is None:
+            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            self._room = (torch.cuda.mem_get_info(device)[0] + cached) // _PART
+        fits = size <= self._room
+        self._room -= size if fits else 0
+        return fits
+
+    def kept(self, values: torch.Tensor) -> torch.Tensor:
+        """Put some flat values, which fit into a block, into one. Return the copy."""
+        if self._size - self._at < values.nbytes:
+            self._block, self._at = self._block + 1, 0
+        ((_, piece),) = self.pieces(values)
+        return piece
 
     def pieces(self, values: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         """Put flat values into the blocks. Return each piece: its place in the values, and the copy."""

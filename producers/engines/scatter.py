@@ -25,6 +25,7 @@ from producers.engines.pinned_uploads import PinnedUploads
 from producers.engines.staged_hashes import StagedHashes
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_AT_ONCE = 1 << 22  # changes that go to a GPU together, in the pause, if it has no room for all before
 
 
 @dataclass(frozen=True)
@@ -37,30 +38,45 @@ class Write:
 
     @classmethod
     def of(cls, part: TensorPatch, tensor: torch.Tensor, uploads: PinnedUploads) -> Iterator[Write]:
-        """Make `tensor` what `part` says.
-
-        Values for some positions go to its device now; whole tensors stay outside, in pinned memory, since a
-        GPU has no room for all weights twice.
-        """
+        """Make `tensor` what `part` says."""
         width = part.values.dtype.itemsize
         target = tensor.view(-1).view(_INTEGERS[width])
         values = torch.from_numpy(part.values.view(f"<i{width}" if width > 1 else np.uint8))
         positions = None if part.positions is None else torch.from_numpy(part.positions)
-        if not target.is_cuda:
+        if target.is_cuda:
+            yield from cls.to_gpu(target, positions, values, uploads)
+        else:
             yield cls(target, positions, values)
-        elif positions is None:
+
+    @classmethod
+    def to_gpu(
+        cls, target: torch.Tensor, positions: torch.Tensor | None, values: torch.Tensor,
+        uploads: PinnedUploads,
+    ) -> Iterator[Write]:  # fmt: skip
+        """Bring values near a target on a GPU.
+
+        Values for some positions go there now, while there is room. Whole tensors stay outside, in pinned
+        memory, since a GPU has no room for all weights twice.
+        """
+        if positions is None:
             for place, piece in uploads.pieces(values):
                 yield cls(target[place], None, piece)
-        else:
+        elif uploads.fit(positions.nbytes + values.nbytes, target.device):
             places = uploads.upload(positions, target.device)
             yield cls(target, places, uploads.upload(values, target.device))
+        else:
+            for some in zip(positions.split(_AT_ONCE), values.split(_AT_ONCE), strict=True):
+                yield cls(target, *map(uploads.kept, some))
 
     def do(self) -> None:
         """Write the values."""
         if self.positions is None:
             self.target.copy_(self.values, non_blocking=True)
         else:
-            self.target.index_copy_(0, self.positions.long(), self.values)
+            places, values = (
+                one.to(self.target.device, non_blocking=True) for one in (self.positions, self.values)
+            )
+            self.target.index_copy_(0, places.long(), values)
 
 
 @dataclass

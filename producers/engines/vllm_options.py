@@ -30,6 +30,7 @@ _REASONS = {
     "data_parallel_size": "an engine has one copy of the model; say placement.generators for more",
     "distributed_executor_backend": "StreamRL starts the ranks of an engine; see generator.tensor_parallel "
     "and placement.engine_ranks",
+    "device_ids": "each rank of an engine takes the GPU that StreamRL deals out to it",
     **dict.fromkeys(
         ("nnodes", "node_rank", "master_addr"), "ranks of other machines are said by placement.engine_ranks"
     ),

@@ -59,7 +59,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("said", "found"),
     [
         (None, ["0", "1", "2", "3"]), ("2, 0", ["2", "0"]), ("", []), ("1,-1,2", ["1"]), ("0,9,1", ["0"]),
-        ("GPU-8f2,MIG-1a", ["GPU-8f2", "MIG-1a"]),
+        ("GPU-8f2,MIG-1a", ["GPU-8f2", "MIG-1a"]), ("0,0", []),
     ],
 )  # fmt: skip
 def test_gpus_are_those_that_cuda_shows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,30 @@ def test_the_critic_learns_what_comes(model: str) -> None:
     one, other = (scores(each, rows) for each in (learner, again))
     for left, right in zip(one, other, strict=True):
         assert (left.scores.values == right.scores.values).all()
+
+
+def test_nobody_waits_for_a_critics_micro_batch_until_all_are_added(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU to read a number of one is to have nothing queued behind it."""
+    spec = make_spec(
+        loss={"kind": "ppo"}, algorithm={"groups": 4, "group_size": 4}, trainer={"least_microbatches": 3}
+    )
+    learner, calls = TorchLearner(model, spec), list[str]()
+    assert learner._critic is not None
+    for name in ("accumulate", "check"):
+        plain = getattr(learner._critic.trained, name)
+
+        def noted(*given: object, name: str = name, plain: Callable[..., object] = plain) -> object:
+            calls.append(name)
+            return plain(*given)
+
+        monkeypatch.setattr(learner._critic.trained, name, noted)
+    batches = batches_of(spec, scores(learner, rows_of(spec)))
+    stats = learner.accumulate(batches)
+    assert len(batches) > 1
+    assert calls == ["accumulate"] * len(batches) + ["check"] * len(batches)
+    assert all(one.returns > 0 for one in stats)
 
 
 def test_masters_that_round_to_what_was_published_stay(model: str) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from infra.weights.digest import digests_of
 from infra.weights.weights_error import WeightsError
+from producers.engines import scatter
 from producers.engines.pinned_uploads import PinnedUploads
+from producers.engines.scatter import Write
 from producers.engines.staged_hashes import StagedHashes
 
 DTYPES = [torch.uint8, torch.int16, torch.int32, torch.int64]
@@ -44,6 +46,28 @@ def test_values_are_uploaded_as_they_are() -> None:
     uploads, values = PinnedUploads(pin=False, block=128), drawn(1000, torch.int16, 0)
     assert torch.equal(uploads.upload(values, torch.device("cpu")), values)
     uploads.finish()
+
+
+def test_changes_stay_outside_where_a_gpu_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three versions of two tensors each: half of what is free may be taken, by all of a version."""
+    free, uploads = [1300], PinnedUploads(pin=False, block=256)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0] - 50, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 150)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(scatter, "_AT_ONCE", 20)
+    for room, inside in ((1300, [True, False]), (100, [False, False]), (3000, [True, True])):
+        free[0], writes, held, wanted = room, list[list[Write]](), list[torch.Tensor](), list[torch.Tensor]()
+        uploads.begin()
+        for seed in range(2):  # 100 changes of 2 bytes, at places of 4
+            values, target = drawn(100, torch.int16, seed), drawn(500, torch.int16, 9)
+            places = torch.randperm(500, generator=torch.Generator().manual_seed(seed))[:100].int()
+            writes.append(list(Write.to_gpu(target, places, values, uploads)))
+            held.append(target)
+            wanted.append(target.index_copy(0, places.long(), values))
+        assert [len(one) == 1 for one in writes] == inside
+        for write in (write for one in writes for write in one):
+            write.do()
+        assert all(map(torch.equal, held, wanted))
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=6), st.sampled_from([4, 16, 64, 4096]))

@@ -76,6 +76,17 @@ def test_a_long_sample_is_scored_as_it_comes() -> None:
     assert scoring(Needs()).missing([rows[:SIZE]]) == []
 
 
+def test_many_short_samples_are_scored_in_parts_that_fit() -> None:
+    samples = [make_sample(SPEC, 0, n, length=300, size=100) for n in range(100)]
+    rows = [TrainingRow(sample, 0, n) for n, sample in enumerate(samples)]
+    one = scoring(at_once=9)
+    first, second = one.missing([rows])
+    assert len(first) == (1 << 14) // rows[0].size and [*first, *second] == rows
+    one.score([first])
+    assert one.missing([rows]) == [second]
+    assert one.missing([rows[:99]]) == []
+
+
 def test_a_sample_that_takes_another_s_place_is_scored_itself() -> None:
     forged, *others = rows_of([800] * SIZE + [5] * SIZE * (GROUPS - 1))
     one = scoring()

@@ -5,14 +5,19 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from infra.stores.file_store import FileStore
-from infra.weights.bits import Bits
+from infra.weights import series
+from infra.weights.bits import Bits, Model
+from infra.weights.gpu_bits import GpuBits
 from infra.weights.series import Series
 from infra.weights.versions import WeightStore
 
@@ -104,3 +109,31 @@ def test_a_full_disk_for_temporary_files_stops_nothing(
     for version in (0, 8, 31, 35):
         _, copy = WeightStore(FileStore(f"file://{tmp_path}"), "r-1").update(None, version)
         assert copy.root == published[version].root
+
+
+def test_weights_of_a_gpu_are_kept_piece_by_piece_beside_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of them lies in main memory, as without a GPU; what is asked for is looked at."""
+    model = models(1)[0]
+    there = {
+        name: GpuBits(one.dtype, one.shape, torch.from_numpy(one.data.view(np.int16)))
+        for name, one in model.items()
+    }
+    beside, pieces, plain = [False], list[int](), GpuBits.part
+
+    @contextmanager
+    def own_stream_for(model: Model) -> Iterator[None]:
+        beside[0] = True
+        yield
+        beside[0] = False
+
+    def part(self: GpuBits, start: int, count: int) -> np.ndarray:
+        assert beside[0]
+        pieces.append(count)
+        return plain(self, start, count)
+
+    monkeypatch.setattr(series, "own_stream_for", own_stream_for)
+    monkeypatch.setattr(series, "_PIECE", 1000)
+    monkeypatch.setattr(GpuBits, "part", part)
+    kept = series._spooled(there)
+    assert all(np.array_equal(kept[name].data, one.data) for name, one in model.items())
+    assert set(pieces) == {1000}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -61,6 +63,29 @@ def test_it_is_a_safetensors_file() -> None:
     file = b"".join(bytes_of(taken))
     assert len(file) == len(taken.head) + taken.size
     assert same(file, tensors())
+
+
+def test_what_lies_on_a_gpu_is_read_beside_the_queue_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece on a stream of its own, once all that wrote to the tensors is done."""
+    calls = list[str]()
+
+    @contextmanager
+    def own_stream(device: torch.device) -> Iterator[None]:
+        calls.append("begin")
+        yield
+        calls.append("end")
+
+    def downloaded(part: torch.Tensor) -> list[np.ndarray]:
+        calls.append("copy")
+        return [np.full(part.numel(), 7, np.uint8)]
+
+    monkeypatch.setattr(snapshot, "settled", lambda device: calls.append(f"settled on {device}"))
+    monkeypatch.setattr(snapshot, "own_stream", own_stream)
+    monkeypatch.setattr(snapshot, "downloaded", downloaded)
+    taken = StateSnapshot({name: torch.zeros(16, device="meta") for name in "ab"})
+    assert calls == ["settled on meta"]
+    assert set(b"".join(bytes_of(taken))[len(taken.head) :]) == {7}
+    assert calls[1:] == ["begin", "copy", "end"] * 2
 
 
 @pytest.mark.parametrize("where", KEPT)

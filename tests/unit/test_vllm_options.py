@@ -22,6 +22,7 @@ from tests.factories import make_spec
         ("enable_expert_parallel", "that is said by generator.expert_parallel"),
         ("data_parallel_size", "an engine has one copy"),
         ("distributed_executor_backend", "starts the ranks"),
+        ("device_ids", "the GPU that StreamRL deals out"),
         ("nnodes", "placement.engine_ranks"), ("cpu_offload_gb", "written and hashed in place"),
         ("decode_context_parallel_size", "ranks divide tensors"),
         ("quantization", "that is said by generator.quantization"),
