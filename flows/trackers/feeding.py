@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from schemas.tracking import TRACKERS, TrackerSection
 
 LOOK_S = 1.0
 RETRY_S = 10.0
+_LATE = 64  # evaluations of so many newer versions may come before that of a version
 LAST_S = 30.0  # time for a tracker to take what is left when the run ends
 
 
@@ -109,7 +110,7 @@ class _Feed:
         try:
             if isinstance(tracker, RecallingTracker) and (newest := tracker.newest_step()) is not None:
                 if newest < had.step:
-                    had = _Had(newest, -1)  # evaluations behind it may be missing as well
+                    had = _Had(newest)  # evaluations behind it may be missing as well
                 self._rows, self._evaluations = self._rows.again(), self._evaluations.again()
             while True:
                 ending = self._end.is_set()
@@ -122,32 +123,48 @@ class _Feed:
 
     def _give(self, tracker: Tracker, had: _Had) -> None:
         """Give the tracker all that it has not had."""
-        before = replace(had)
+        before = asdict(had)
         for row in self._rows.new():
             if isinstance(step := row.get("step"), int) and step > had.step:
                 tracker.step(row)
                 had.step = step
         for row in self._evaluations.new():
-            if isinstance(version := row.get("version"), int) and version > had.version:
+            if isinstance(version := row.get("version"), int) and had.lacks(version):
                 if isinstance(tracker, EvaluationTracker):
                     tracker.evaluation(row)
-                had.version = version
-        if had != before:
+                had.add(version)
+        if (now := asdict(had)) != before:
             self._troubled = False
-            write_whole(self._position, json.dumps({"step": had.step, "version": had.version}) + "\n")
+            write_whole(self._position, json.dumps(now) + "\n")
 
     def _had(self) -> _Had:
         found = next(lines_of(self._position), {})
-        step, version = (found.get(name, -1) for name in ("step", "version"))
-        return _Had(step if isinstance(step, int) else -1, version if isinstance(version, int) else -1)
+        step, version = (found.get(name) for name in ("step", "version"))
+        versions = found.get("versions")
+        return _Had(
+            step if isinstance(step, int) else -1,
+            version if isinstance(version, int) else -1,
+            [one for one in versions if isinstance(one, int)] if isinstance(versions, list) else [],
+        )
 
 
 @dataclass
 class _Had:
-    """The newest step, and the newest version whose evaluation, that a tracker has had."""
+    """The newest step, and the versions whose evaluations, that a tracker has had."""
 
-    step: int
-    version: int
+    step: int = -1
+    version: int = -1  # all up to this one
+    versions: list[int] = field(default_factory=list)  # and these: an evaluation may be late
+
+    def lacks(self, version: int) -> bool:
+        """Return whether the tracker has not had the evaluation of a version."""
+        return version > self.version and version not in self.versions
+
+    def add(self, version: int) -> None:
+        """Note that it has had the evaluation of a version."""
+        self.versions = sorted([*self.versions, version])
+        if len(self.versions) > _LATE:
+            self.version = self.versions.pop(0)
 
 
 class _Rows:

@@ -16,6 +16,7 @@ from flows.trackers import feeding as module
 from flows.trackers.csv_tracker import CsvTracker
 from flows.trackers.feeding import tracking
 from flows.view.line_files import METRICS_FILE
+from flows.view.process_notes import EVALUATIONS_FILE
 from infra.runs import RunRecord
 from tests.examples import write_examples
 from tests.factories import make_spec
@@ -45,6 +46,10 @@ class Tracker:
             raise ValueError(f"step {row['step']} is too much")
         with (self.folder / "noted").open("a") as file:
             file.write(f"{row['step']}\\n")
+
+    def evaluation(self, row):
+        with (self.folder / "evaluated").open("a") as file:
+            file.write(f"{row['version']}\\n")
 
     def close(self):
         (self.folder / "closed").touch()
@@ -104,6 +109,27 @@ def test_every_step_comes_once_over_restarts_and_torn_lines(tracked: Tracked) ->
     with tracked.running():
         pass  # the end, too, gives what is left
     assert tracked.noted() == [0, 1, 4, 5] and not tracked.said
+
+
+def test_a_late_evaluation_comes_too_and_each_comes_once(
+    tracked: Tracked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LATE", 3)
+    position = tracked.folder / "trackers" / f"{tracked.record.spec.trackers[0].kind}.json"
+    position.parent.mkdir()
+    position.write_text('{"step": 4, "version": 2}')  # as StreamRL wrote it before
+    file, noted = tracked.folder / EVALUATIONS_FILE, tracked.folder / "evaluated"
+
+    def add(*versions: int) -> None:
+        with file.open("a") as end:
+            end.write("".join(json.dumps({"version": version}) + "\n" for version in versions))
+        with tracked.running():
+            pass
+
+    add(0, 2, 3, 6, 5)
+    add(4, 5, 7)
+    add(3, 9, 8, 10)
+    assert [int(line) for line in noted.read_text().split()] == [3, 6, 5, 4, 7, 9, 8, 10]
 
 
 def test_a_file_that_is_replaced_gives_only_new_steps(tracked: Tracked) -> None:
