@@ -19,6 +19,7 @@ from infra.runs import host_name
 from infra.stores.store import Exists, Store, StoreError
 
 _KEPT = 8
+_LARGEST = 4096  # bytes that are read of what a start says of itself
 
 
 class Replaced(Explained):
@@ -54,7 +55,7 @@ class Epoch:
 
     def _about(self, number: int) -> str:
         try:
-            said = json.loads(self.store.get(_key(self.folder, number)))
+            said = json.loads(self.store.get(_key(self.folder, number), _LARGEST))
             return f" (process {int(said['pid'])} on {str(said['host'])[:64]})"
         except (StoreError, ValueError, KeyError, TypeError):
             return ""

@@ -27,6 +27,7 @@ from schemas.runspec import RunSpec
 
 _log = logging.getLogger(__name__)
 _KIND = "run"  # kind of the signed content
+_LARGEST = 16 << 20  # bytes of a record: nearly all of them have some thousand
 _MOST_FLOW_RUNS = 64  # so many of the newest are remembered
 
 
@@ -156,7 +157,7 @@ def _of_name(ids: Iterable[str], name: str) -> list[str]:
 def find(store: Store, run: str) -> RunRecord:
     """Return a run's record by the run's id. Raise RunError if there is none, or none that can be read."""
     try:
-        raw = store.get(_key(run))
+        raw = store.get(_key(run), _LARGEST)
     except Missing:
         known = ", ".join(runs_of(store)[-5:])
         newest_run = known or "none. If there should be some, look whether the store is mounted there"
@@ -166,6 +167,8 @@ def find(store: Store, run: str) -> RunRecord:
         ) from None
     where = f"{store.url}/{_key(run)}"
     try:
+        if len(raw) > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
         said = json.loads(raw)
         record = RunRecord.model_validate(said)
     except (ValidationError, ValueError, RecursionError) as error:

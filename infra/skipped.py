@@ -20,6 +20,7 @@ from infra.errors import Explained
 from infra.stores.store import Missing, Store
 
 _MOST = 10_000
+_LARGEST = 32 << 20  # bytes of a list: so many records with long reasons need half of them
 _PLACE = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})\[(?P<partition>\d{1,9})\]@(?P<offset>\d{1,18})")
 
 SkippedPlace = tuple[str, int, int]  # topic, partition, offset
@@ -84,10 +85,12 @@ def parsed_place(text: str) -> SkippedPlace:
 
 def _read(store: Store, run: str) -> _File:
     try:
-        raw = store.get(_key(run))
+        raw = store.get(_key(run), _LARGEST)
     except Missing:
         return _File()
     try:
+        if len(raw) > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
         return _File.model_validate(json.loads(raw))
     except (ValidationError, ValueError, RecursionError) as error:
         raise SkipError(

@@ -148,7 +148,7 @@ class Snapshots:
             return None
         for key in reversed(keys):
             try:
-                snapshot = unpacked_snapshot(self._store.get(key), f"{self._store.url}/{key}")
+                snapshot = unpacked_snapshot(self._store.get(key, _LARGEST), f"{self._store.url}/{key}")
                 why = misfit(snapshot) if snapshot.run == self._run else f"it is of run {snapshot.run[:64]}"
             except (Explained, ValueError, RecursionError) as error:
                 why = str(error)[:500]

@@ -33,6 +33,7 @@ from schemas.identity import derive_seed
 from schemas.messages import Evaluation, Sample, StepRecord
 from schemas.topics import Topic, Topics
 
+_LARGEST = 4096  # bytes of what says where a run began: it has some sixty
 _EVALUATIONS = 64  # newest ones that are read at a start; they include those of current weights
 
 
@@ -257,7 +258,7 @@ def _steps(handle: RunHandle, source: RunRecord) -> Iterator[StepRecord]:
 def _began(handle: RunHandle, key: str) -> dict[str, Any]:
     """Read which part of the source's ledger this run began with; empty if it had no steps."""
     try:
-        began = json.loads(handle.store.get(key))
+        began = json.loads(handle.store.get(key, _LARGEST))
         return {name: began[name] for name in ("run", "first", "end")} if began else {}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RecordedError(

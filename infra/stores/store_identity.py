@@ -17,6 +17,8 @@ from typing import Protocol, runtime_checkable
 
 from infra.stores.store import IDENTITY, Exists, Missing, Store, another_store, id_in
 
+_LARGEST = 4096  # bytes of the object: it has some sixty
+
 
 @runtime_checkable
 class Pinnable(Protocol):
@@ -37,7 +39,7 @@ class Creatable(Protocol):
 def identity_of(store: Store) -> str:
     """Return the id of a store; empty if it has none."""
     try:
-        return id_in(store.get(IDENTITY), f"{store.url}/{IDENTITY}")
+        return id_in(store.get(IDENTITY, _LARGEST), f"{store.url}/{IDENTITY}")
     except Missing:
         return ""
 

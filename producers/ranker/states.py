@@ -23,7 +23,8 @@ from infra.stores.store import Exists, Missing, Store
 from producers.ranker.ranker import SCHEMA, Backbone, Ranker, StateError
 
 _ABOUT, _SIGNATURE, _KIND = "streamrl_ranker", "streamrl_signature", "ranker"
-_LARGEST, _LARGEST_HEADER = 1 << 30, 1 << 20  # bytes
+__LARGEST, __LARGEST_HEADER = 1 << 30, 1 << 20  # bytes
+_LARGEST = 256 << 20  # bytes
 _AGAIN = "make another with `streamrl ranker`"
 _NAME = re.compile(r".*/v(\d+)\.safetensors")
 
@@ -72,7 +73,7 @@ class States:
     def get(self, number: int, backbone: Backbone) -> Ranker:
         """Load a ranker. Raises RankerError if it can't be used."""
         key = self.key(number)
-        return unpacked_ranker(self._store.get(key), backbone, f"{self._store.url}/{key}")
+        return unpacked_ranker(self._store.get(key, _LARGEST), backbone, f"{self._store.url}/{key}")
 
     def collect(self, keep: int) -> None:
         """Remove all but the newest `keep` rankers."""
@@ -93,7 +94,7 @@ def check_start(where: str, store: Store, backbone: str) -> None:
 def _read(where: str, store: Store) -> bytes:
     url, _, key = where.rpartition("/") if "://" in where else ("", "", where)
     try:
-        return (open_store(url) if url else store).get(key)
+        return (open_store(url) if url else store).get(key, _LARGEST)
     except Missing as error:
         raise RankerError(f"lengths.start: {error}; `streamrl ranker RUN` makes one") from error
 
@@ -110,6 +111,8 @@ def packed_ranker(ranker: Ranker) -> bytes:
 
 def unpacked_ranker(data: bytes, backbone: Backbone, where: str) -> Ranker:
     """Read a ranker from a file's bytes. Raises RankerError if it can't be used."""
+    if len(data) > _LARGEST:
+        raise RankerError(f"{where} has more than {_LARGEST} bytes: no ranker is as large; {_AGAIN}")
     _check(data, backbone.name, where)
     try:
         return Ranker.restored(load(data), backbone)
@@ -159,7 +162,7 @@ def _signed(data: bytes, where: str) -> bytes:
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    if len(data) > _LARGEST:
-        raise ValueError(f"it has {len(data)} bytes; {_LARGEST} are the most")
-    header, at = header_in(data, _LARGEST_HEADER)
+    if len(data) > __LARGEST:
+        raise ValueError(f"it has {len(data)} bytes; {__LARGEST} are the most")
+    header, at = header_in(data, __LARGEST_HEADER)
     return json.loads(header), memoryview(data)[at:]

@@ -40,6 +40,14 @@ def test_find_names_what_is_there(tmp_path: Path) -> None:
         runs.find(store, "test-9")
 
 
+def test_a_record_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"file://{tmp_path}")
+    record = runs.create(store, make_spec(), bootstrap_servers="k", model="m")
+    monkeypatch.setattr(runs, "_LARGEST", 64)
+    with pytest.raises(runs.RunError, match=r"run\.json is not a run record: it has more than 64 bytes"):
+        runs.find(store, record.id)
+
+
 def test_a_number_whose_topics_are_there_is_taken(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     left = ["test-3.ledger", "test-x.ledger", "test.more-7.ledger", "other-9.samples"]

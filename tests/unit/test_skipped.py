@@ -44,6 +44,14 @@ def test_a_list_that_can_not_be_read_is_named(tmp_path: Path, raw: bytes) -> Non
         skipped(store, "r-1")
 
 
+def test_a_list_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(f"file://{tmp_path}")
+    add_skipped(store, "r-1", ("t", 0, 1), "unreadable")
+    monkeypatch.setattr(module, "_LARGEST", 20)
+    with pytest.raises(SkipError, match="it has more than 20 bytes"):
+        skipped(store, "r-1")
+
+
 @pytest.mark.parametrize("text", ["", "ledger", "a[0]", "a[x]@1", "a[0]@-1", "a b[0]@1", f"a[0]@{'9' * 30}"])
 def test_a_place_has_a_form(text: str) -> None:
     with pytest.raises(SkipError, match="is no place of a record"):
