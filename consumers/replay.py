@@ -8,6 +8,7 @@ Nothing is written to the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -160,12 +161,19 @@ class Again:
 
     def __init__(
         self, handle: RunHandle, learner_of: Callable[[], Learner], progress: StepProgress,
-        start: StateBefore | None = None,
+        start: StateBefore | None = None, gpus: AbstractContextManager[None] | None = None,
     ) -> None:  # fmt: skip
-        """`start`: a state to begin with; None: the newest checkpoint before a step."""
+        """`start`: a state to begin with; None: the newest checkpoint before a step.
+
+        `gpus`: is entered before there is a learner, and left when it is closed.
+        """
         self._handle, self._learner_of, self._progress, self._start = handle, learner_of, progress, start
         self._samples = samples_topic(handle)
-        self._learner, self._closed = learner_of(), False
+        with ExitStack() as unless_made:
+            if gpus is not None:
+                unless_made.enter_context(gpus)
+            self._learner, self._closed = learner_of(), False
+            self._at_close = unless_made.pop_all()
         self._scoring = self._new_scoring()
         self._moved = False  # whether the learner is not as it was made
         self._new_past()
@@ -330,7 +338,8 @@ class Again:
         """Close the learner, if that was not done before."""
         if not self._closed:
             self._closed = True
-            self._learner.close()
+            with self._at_close:
+                self._learner.close()
 
     def newest(self) -> int:
         """Return the number of the ledger's newest step."""

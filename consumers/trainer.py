@@ -459,7 +459,8 @@ def body(context: RoleContext) -> None:
     if context.spec.placement.ranks.elsewhere:
         door = TrainerDoor(context.store, context.record, context.log)
         context.heart.waiting(
-            "ranks of other machines", unblocked_by=f"streamrl join {context.run} --ranks {door.wanted}"
+            "ranks of other machines",
+            unblocked_by=f"streamrl join {context.run} --ranks {door.wanted} --store {context.store.url}",
         )
     learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log, door=door)
     try:

@@ -376,7 +376,8 @@ def _far_ranks(context: RoleContext) -> FarRanksAsked | None:
     if not wanted:
         return None
     context.heart.working(  # it loads for most of that time, which is work
-        f"starting: {wanted} ranks come by `streamrl join {context.run} --engine-ranks {wanted}`",
+        f"starting: {wanted} ranks come by `streamrl join {context.run} --engine-ranks {wanted} "
+        f"--store {context.store.url}`",
         cause="starting",
     )
     return FarRanksAsked(context.store.url, context.run, context.number)

@@ -118,7 +118,7 @@ def _elsewhere(run: RunEvidence, step: int, version: int) -> tuple[str, str]:
     if not missing:
         return (
             "where the run is, more versions can be tried than this file has",
-            f"streamrl explain {run.handle.run}",
+            run.handle.command("explain"),
         )
     lacks = (
         f"the step file has no weights of {versions_named(missing)}, which generators may have had; where "

@@ -18,7 +18,7 @@ from consumers.steps.failing import FailedSteps, NoFailedStep
 from consumers.steps.ledger import steps_in_log
 from consumers.stream.recorded_groups import samples_topic
 from flows.explain.own_model import OwnModel
-from flows.run.replaying import learner_for
+from flows.run.replaying import taking_again
 from flows.run.step_files import OpenStepFile
 from flows.run.suggested_commands import SuggestedCommands
 from flows.run.version_weights import VersionWeights
@@ -171,7 +171,7 @@ class RunEvidence:
 
     def again(self) -> Again:
         """Return an object that takes the run's steps again."""
-        return Again(self.handle, lambda: learner_for(self.handle), lambda done, total: None, self._start)
+        return taking_again(self.handle, lambda done, total: None, self._start)
 
     def command(self, name: str, *words: str) -> str:
         """Return a command line about this run."""

@@ -12,6 +12,7 @@ from consumers.replay import StepProgress, newest_step_of
 from consumers.steps.failing import FailedSteps
 from consumers.stream.recorded_groups import samples_topic
 from flows.run.prompt_search import problems_by_group, prompt_records
+from flows.run.replay_gpus import gpus_of_replay
 from flows.run.replaying import opened_source
 from flows.run.request import RunFailed
 from flows.run.rescoring import Rescored, RewardCode, rescored, reward_code
@@ -55,7 +56,10 @@ class RecordedSamples:
             refuse_own_code("the step file", [one for one in [spec.generator.imported] if one])
         weights = VersionWeights(self.handle, self.begins, stepping)
         try:
-            with closing(Regenerating(self.handle.record.model, spec, weights.published)) as again:
+            with (
+                gpus_of_replay(self.handle),
+                closing(Regenerating(self.handle.record.model, spec, weights.published)) as again,
+            ):
                 found = again.again(self.samples, drawing)
         finally:
             weights.close()

@@ -10,9 +10,10 @@ from pathlib import Path
 from consumers.batches.log_places import Gone
 from consumers.learners.learner import Learner
 from consumers.ranks.choose_learner import learner_of
-from consumers.replay import Again, StepProgress
+from consumers.replay import Again, StateBefore, StepProgress
 from consumers.stream.recorded_groups import samples_topic
 from flows.run.locations import named_store, store_option
+from flows.run.replay_gpus import gpus_of_replay
 from flows.run.request import RunFailed
 from flows.run.step_files import OpenStepFile, opened_step_file
 from flows.run.step_search import first_kept_step
@@ -45,7 +46,7 @@ def replaying(
     """
     opening = opened_source(source, store_name, read=read, own_code=own_code, archive_alone=archive_alone)
     with opening as (handle, start):
-        again = Again(handle, lambda: learner_for(handle), progress, start.start if start else None)
+        again = taking_again(handle, progress, start.start if start else None)
         try:
             yield Replaying(again, handle, start.index if start else None)
         finally:
@@ -97,6 +98,13 @@ def _still_possible(handle: RunHandle) -> str:
     )
 
 
-def learner_for(handle: RunHandle) -> Learner:
-    """Return a learner of a run, with the model that the run began with."""
-    return learner_of(handle.record.model, handle.spec, run=handle.run, log=handle.log)
+def taking_again(handle: RunHandle, progress: StepProgress, start: StateBefore | None = None) -> Again:
+    """Return an object that takes a run's steps again, with the model that the run began with.
+
+    `start`: the state of a step file.
+    """
+
+    def learner() -> Learner:
+        return learner_of(handle.record.model, handle.spec, run=handle.run, log=handle.log)
+
+    return Again(handle, learner, progress, start, gpus_of_replay(handle))

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from consumers.replay import Again, StepProgress
-from flows.run.replaying import learner_for
+from flows.run.replaying import taking_again
 from flows.run.step_files import OpenStepFile, tensor_of
 from infra.errors import Explained
 from infra.run_handle import RunHandle
@@ -95,7 +95,7 @@ class VersionWeights:
         """Take steps up to one; return what took them, and the root that the weights should have."""
         if self._again is None:
             start = self._begins.start if self._begins else None
-            self._again = Again(self._handle, lambda: learner_for(self._handle), self._progress, start)
+            self._again = taking_again(self._handle, self._progress, start)
         return self._again, self._again.stand_before(step)
 
     @property

@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from consumers.replay import Again
 from flows.balancing.staff import CannotChange
 from flows.cli.demo import demo
 from flows.planning import measuring
-from flows.run import checks, gpu_claims, joining, watching_balance
+from flows.run import checks, gpu_claims, joining, replay_gpus, replaying, watching_balance
 from flows.run.checks import check, problems_of
 from flows.run.commands import GENERATOR, TRAINER, Worker, workers
 from flows.run.dealt_gpus import DealtGpus
@@ -74,7 +75,7 @@ def test_gpus_are_those_that_cuda_shows(
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
-    for module in (checks, gpu_claims, doctor, gpu_builds):
+    for module in (checks, gpu_claims, replay_gpus, doctor, gpu_builds):
         monkeypatch.setattr(module, "visible_gpus", lambda: list(gpus))
 
 
@@ -504,3 +505,35 @@ def test_an_engine_says_lastingly_that_vllm_is_for_cpus(monkeypatch: pytest.Monk
     ) as refused:
         VllmEngine("no model")
     assert refused.value.lasting
+
+
+def test_a_replay_takes_gpus_that_no_run_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    have(monkeypatch, "0", "1")
+    context, seen = make_context(make_spec(generator={"slots": 2}), tmp_path), list[str | None]()
+
+    class Closing:
+        loss = context
+
+        def close(self) -> None:
+            seen.append(os.environ.get(VISIBLE))
+
+    def made() -> Any:
+        seen.append(os.environ.get(VISIBLE))
+        with replay_gpus.gpus_of_replay(context):  # as an engine beside the learner: it shares
+            seen.append(os.environ.get(VISIBLE))
+        return Closing()
+
+    monkeypatch.setattr(replaying, "learner_of", lambda *_, **__: made())
+    monkeypatch.setattr(Again, "_new_scoring", lambda self: None)
+    with GpuClaims() as run:
+        run.deal(DealtGpus((), ranks=1), 0)
+        again = replaying.taking_again(context, lambda done, total: None)
+        again.close()
+        assert seen == ["1", "1", "1"] and VISIBLE not in os.environ
+        run.deal(DealtGpus((), ranks=2), 0)
+        replaying.taking_again(context, lambda done, total: None).close()
+    assert seen[3:] == [None] * 3
+    assert "shares GPUs with other commands: placement: 1 ranks need a GPU each" in caplog.text
