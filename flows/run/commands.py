@@ -12,6 +12,7 @@ from pathlib import Path
 from flows.run.dealt_gpus import DealtGpus
 from flows.run.locations import Places
 from infra.code import module
+from infra.gpus import visible_gpus
 from infra.runs import RunRecord
 from infra.sites.place import Site
 from infra.stack.doctor import tcmalloc
@@ -106,6 +107,8 @@ def far_ranks(count: int, record: RunRecord, places: Places, *, first: int) -> l
     """Return ranks of the trainer on this machine, for a run whose trainer is on another."""
     found = [worker(RANK, first + number, record, places) for number in range(count)]
     launched = launched_as(count)
+    if launched and len(visible_gpus()) == 1:  # launchers such as Slurm show each rank its own GPU alone
+        launched = "0"
     return [with_env(one, {"LOCAL_RANK": launched or str(number)}) for number, one in enumerate(found)]
 
 

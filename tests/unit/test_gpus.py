@@ -17,7 +17,7 @@ from consumers.replay import Again
 from flows.balancing.staff import CannotChange
 from flows.cli.demo import demo
 from flows.planning import measuring
-from flows.run import checks, gpu_claims, joining, replay_gpus, replaying, watching_balance
+from flows.run import checks, commands, gpu_claims, joining, replay_gpus, replaying, watching_balance
 from flows.run.checks import check, problems_of
 from flows.run.commands import GENERATOR, TRAINER, Worker, workers
 from flows.run.dealt_gpus import DealtGpus
@@ -75,7 +75,7 @@ def test_gpus_are_those_that_cuda_shows(
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
-    for module in (checks, gpu_claims, replay_gpus, doctor, gpu_builds):
+    for module in (checks, commands, gpu_claims, replay_gpus, doctor, gpu_builds):
         monkeypatch.setattr(module, "visible_gpus", lambda: list(gpus))
 
 
@@ -341,6 +341,8 @@ def test_a_rank_with_a_launcher_takes_the_gpu_of_its_number(
     assert started(2) == [("4,5", "0"), ("4,5", "1")]
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert started(1) == [(None, "3")], "it sees all GPUs, and takes the fourth"
+    have(monkeypatch, "7")
+    assert started(1) == [(None, "0")], "the launcher shows it one alone"
     assert started(2) == [("4,5", "0"), ("4,5", "1")]
 
 
