@@ -20,7 +20,8 @@ def drawn_there(logits: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor
     rows, size = logits.shape
     blocks = triton.cdiv(size, _BLOCK)
     logits = logits.contiguous()  # rows apart in memory would be added up in another order
-    most, sums = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    # each begins where kernels like it: they would be others, in odd batches, of two parts of one tensor
+    most, sums = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(rows, dtype=torch.float32, device=logits.device)
     block_kernel[(rows, blocks)](logits, most, sums, size, blocks, block=_BLOCK)

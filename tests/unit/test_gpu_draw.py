@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 import torch
 
 from producers.engines import gpu_draw
@@ -76,6 +79,21 @@ def test_the_least_and_the_largest_draw() -> None:
 
 def test_unlikely_tokens_are_not_drawn() -> None:
     interpreted(unlikely)
+
+
+def test_odd_batches_take_the_kernels_of_even_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton makes other ones, in the middle of a run, for memory that does not begin at a multiple of 16."""
+    given = list[torch.Tensor]()
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *values, **named: given.extend(one for one in values if torch.is_tensor(one))
+
+    for name in ("block_kernel", "token_kernel"):
+        monkeypatch.setattr(gpu_draw, name, Kernel())
+    for rows in (1, 2, 3):
+        gpu_draw.drawn_there(torch.zeros(rows, 9001), torch.zeros(rows, dtype=torch.float64))
+    assert given and all(one.data_ptr() % 16 == 0 for one in given)
 
 
 def launches() -> None:
