@@ -14,16 +14,19 @@ import torch
 BLOCK_BYTES = 64 << 20  # a power of two, since torch pins powers of two
 _ALIGNED = 64
 _PART = 2  # one in so many of a GPU's free bytes may be taken: KV cache and weights have all others
+_PART_OF_WHOLE = 8  # likewise for whole tensors, which need not go there before the pause
 
 
 class PinnedUploads:
-    """Blocks of pinned memory for one version. `pin`: False for tests without a GPU."""
+    """Blocks of pinned memory for one version."""
 
-    def __init__(self, *, pin: bool = True, block: int = BLOCK_BYTES) -> None:
-        self._pin, self._size = pin, block
+    def __init__(self, *, pin: bool = True, block: int = BLOCK_BYTES, ahead: int = 0) -> None:
+        """`pin`: False for tests without a GPU; `ahead`: bytes of whole tensors that may go there early."""
+        self._pin, self._size, self._ahead = pin, block, ahead
         self._blocks: list[torch.Tensor] = []
         self._block = self._at = 0  # where the next piece begins
         self._room: int | None = None  # bytes that are left for this version on the GPU; None: not known
+        self._room_of_whole = 0  # of them, for whole tensors
         self._stream: torch.cuda.Stream | None = None
 
     def begin(self) -> None:
@@ -31,13 +34,19 @@ class PinnedUploads:
         self.finish()
         self._block, self._at, self._room = 0, 0, None
 
-    def fit(self, size: int, device: torch.device) -> bool:
-        """Return whether so many bytes more of this version have room on a GPU. If so, they are taken."""
+    def fit(self, size: int, device: torch.device, *, whole: bool = False) -> bool:
+        """Return whether so many bytes more of this version have room on a GPU. If so, they are taken.
+
+        `whole`: whether they are of a whole tensor.
+        """
         if self._room is None:
             cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            self._room = (torch.cuda.mem_get_info(device)[0] + cached) // _PART
-        fits = size <= self._room
-        self._room -= size if fits else 0
+            free = torch.cuda.mem_get_info(device)[0] + cached
+            self._room, self._room_of_whole = free // _PART, min(self._ahead, free // _PART_OF_WHOLE)
+        fits = size <= (min(self._room, self._room_of_whole) if whole else self._room)
+        taken = size if fits else 0
+        self._room -= taken
+        self._room_of_whole -= taken if whole else 0
         return fits
 
     def kept(self, values: torch.Tensor) -> torch.Tensor:

@@ -55,10 +55,12 @@ class Write:
     ) -> Iterator[Write]:  # fmt: skip
         """Bring values near a target on a GPU.
 
-        Values for some positions go there now, while there is room. Whole tensors stay outside, in pinned
-        memory, since a GPU has no room for all weights twice.
+        Values for some positions go there now, while there is room, and so do some whole tensors. The other
+        ones stay outside, in pinned memory, since a GPU has no room for all weights twice.
         """
-        if positions is None:
+        if positions is None and uploads.fit(values.nbytes, target.device, whole=True):
+            yield cls(target, None, uploads.upload(values, target.device))
+        elif positions is None:
             for place, piece in uploads.pieces(values):
                 yield cls(target[place], None, piece)
         elif uploads.fit(positions.nbytes + values.nbytes, target.device):
@@ -122,9 +124,11 @@ class HeldWeights:
 
     def __init__(
         self, model: torch.nn.Module, shapes: Mapping[str, Sequence[int]], packed: Sequence[PackedLayer],
-        first_expert: int = 0,
+        first_expert: int = 0, ahead: int = 0,
     ) -> None:  # fmt: skip
         """`shapes`: of all tensors; `first_expert`: of each layer, that this rank holds.
+
+        `ahead`: bytes of a whole version that may go to a GPU before the pause, beside the weights.
 
         A tensor's rows in its parameter follow from those above it, which a patch may lack.
         """
@@ -141,7 +145,7 @@ class HeldWeights:
         self._names: defaultdict[str, set[str]] = defaultdict(set)  # tensors that patches had, by parameter
         self._digests: dict[str, str] = {}
         self._voided = set[str]()  # parameters that another rank has in use
-        self._uploads, self._hashes = PinnedUploads(), StagedHashes()
+        self._uploads, self._hashes = PinnedUploads(ahead=ahead), StagedHashes()
 
     @torch.no_grad()
     def prepare(self, patch: Patch) -> None:

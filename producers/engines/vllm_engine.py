@@ -14,7 +14,7 @@ from schemas.runspec import RunSpec
 
 if TYPE_CHECKING:
     from producers.engines.rank_group import EngineRank
-    from producers.engines.vllm_in_process import VllmEngine
+    from producers.engines.vllm_in_process import GpuMemory, VllmEngine
 
 
 SHARE_IN_TURNS = 0.45  # of a GPU's memory, which an engine takes that takes turns with the learner
@@ -139,17 +139,24 @@ class VllmSettings(EngineSettings):
     def own_engine(self, model: str, spec: RunSpec, rank: EngineRank | None = None) -> VllmEngine:
         """Return vLLM's engine in this process; `rank`: which one of several it is."""
         from producers.engines.history_drafter import HistoryDrafter
-        from producers.engines.vllm_in_process import GpuMemory, VllmEngine
+        from producers.engines.vllm_in_process import VllmEngine
         from producers.stopping import stopping_of
 
         drafter = HistoryDrafter() if self.speculation else None
-        turns = spec.placement.takes_turns
         return VllmEngine(
             model, dtype=spec.model.dtype, slots=self.slots, max_model_len=spec.longest_sample,
             temperature=spec.sampling.temperature,
             kv_cache_mib=self.gpu_kv_cache_mib if choices.cuda() else self.kv_cache_mib, threads=self.threads,
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
-            drafter=drafter, gpu=GpuMemory(self.gpu_memory or (SHARE_IN_TURNS if turns else None), turns),
+            drafter=drafter, gpu=self._gpu(spec),
             options=self.options, rank=rank, routes=spec.model.follow_routes,
             eight_bits=self.eight_bits,
         )  # fmt: skip
+
+    def _gpu(self, spec: RunSpec) -> GpuMemory:
+        """Return how an engine uses its GPU's memory."""
+        from producers.engines.vllm_in_process import GpuMemory
+
+        turns = spec.placement.takes_turns
+        share = self.gpu_memory or (SHARE_IN_TURNS if turns else None)
+        return GpuMemory(share, turns, shared=turns or spec.placement.share_gpus)

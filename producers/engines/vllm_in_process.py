@@ -45,6 +45,8 @@ from producers.engines.speculation import Speculation
 from producers.engines.vllm_options import VllmOption, merged_arguments
 from producers.stopping import Stopping
 
+_AHEAD = 1 << 30  # bytes of a whole version that go to a GPU before the pause: 20 ms less of it
+
 
 def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
     """Set the environment that vLLM reads at import: one process, few threads, no compiling on CPUs."""
@@ -114,6 +116,12 @@ class GpuMemory:
 
     share: float | None = None  # that it takes; None: as vLLM has it
     sleeps: bool = False  # whether `VllmEngine.sleep` frees it
+    shared: bool = False  # whether others may take what is free
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of a whole version that may come there before the pause."""
+        return 0 if self.shared else _AHEAD
 
     def arguments(self) -> dict[str, Any]:
         """Return vLLM's arguments."""
@@ -222,7 +230,9 @@ class VllmEngine:
         shapes = shapes_with_scales(folder.shapes) if eight_bits else folder.shapes
         first_expert = rank.first_expert if rank else 0
         shapes = rank.slicing.shapes(shapes, rank.number) if rank else shapes
-        self.weights = HeldWeights(runner.model, shapes, [*packed, *rounded], first_expert)
+        self.weights = HeldWeights(
+            runner.model, shapes, [*packed, *rounded], first_expert, (gpu or GpuMemory()).ahead
+        )
         if eight_bits:
             check_rounded(self.weights, shapes)
         if rank:

@@ -45,6 +45,7 @@ def test_it_sleeps_only_where_that_frees_a_gpu(sleeps: bool) -> None:
     [
         ({}, {}, {"enable_sleep_mode": False}),
         ({}, {"gpu_memory": 0.7}, {"enable_sleep_mode": False, "gpu_memory_utilization": 0.7}),
+        ({"share_gpus": True}, {}, {"enable_sleep_mode": False}),
         ({"kind": "colocated"}, {}, {"enable_sleep_mode": True, "gpu_memory_utilization": 0.45}),
         (
             {"kind": "colocated"},
@@ -70,3 +71,4 @@ def test_memory_is_shared_with_the_learner_in_a_colocated_run(
     spec.generator.own_engine("model", spec)
     gpu = given["gpu"]
     assert isinstance(gpu, GpuMemory) and gpu.arguments() == expected
+    assert bool(gpu.ahead) == (not placement)  # what is free is the learner's where it may take it

@@ -70,6 +70,28 @@ def test_changes_stay_outside_where_a_gpu_has_no_room(monkeypatch: pytest.Monkey
         assert all(map(torch.equal, held, wanted))
 
 
+@pytest.mark.parametrize(("free", "early"), [(10_000, 2), (2400, 1), (100, 0)])
+def test_some_whole_tensors_come_before_the_pause(
+    free: int, early: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In both of two versions: as many as may, and no more than an eighth of what is free."""
+    uploads, device = PinnedUploads(pin=False, block=256, ahead=450), torch.device("cpu")
+    for seen, value in (("mem_get_info", (free, 1 << 40)), ("memory_reserved", 0), ("memory_allocated", 0)):
+        monkeypatch.setattr(torch.cuda, seen, lambda device, value=value: value)
+    for version in range(2):
+        uploads.begin()
+        values = [drawn(100, torch.int16, 10 * version + n) for n in range(3)]
+        held = [torch.zeros(100, dtype=torch.int16) for _ in values]
+        writes = [list(Write.to_gpu(held[n], None, values[n], uploads)) for n in range(3)]
+        blocks = {one.untyped_storage().data_ptr() for one in uploads._blocks}
+        outside = [one.values.untyped_storage().data_ptr() in blocks for each in writes for one in each]
+        assert outside[:early] == [False] * early and all(outside[early:])
+        assert uploads.fit(free // 2 - 200 * early, device)
+        for write in (write for each in writes for write in each):
+            write.do()
+        assert all(map(torch.equal, held, values))
+
+
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=6), st.sampled_from([4, 16, 64, 4096]))
 def test_hashes_are_those_of_whole_tensors(shapes: list[list[int]], piece: int) -> None:
     kinds = [torch.float32, torch.bfloat16, torch.float16]
