@@ -102,6 +102,7 @@ class Work:
 
 def ours(work: Work, budget: int, spec: RunSpec) -> dict[str, float]:
     """TorchLearner; `made_ms`: until the weights are in main memory and hashed."""
+    _switch_back()
     rows, loss = work.rows(spec), loss_of(spec)
     learner = TorchLearner(work.folder, spec)
     batches, total = plan(rows, loss, budget, 0).batches, loss.total([row.sample for row in rows])
@@ -121,6 +122,7 @@ def padded(work: Work, budget: int) -> dict[str, float]:
     """Batches sorted by length and padded, SDPA, autocast on fp32 weights, AdamW: as short scripts do it."""
     from transformers import AutoModelForCausalLM
 
+    _switch_back()
     model = AutoModelForCausalLM.from_pretrained(
         work.folder, dtype=torch.float32, attn_implementation="sdpa"
     ).to(work.device)
@@ -145,6 +147,11 @@ def padded(work: Work, budget: int) -> dict[str, float]:
         optimizer.zero_grad(set_to_none=False)
 
     return work.timed(step)
+
+
+def _switch_back() -> None:
+    """Switch off what exact sums of a learner before switched on: it would slow down all that come later."""
+    torch.use_deterministic_algorithms(False)
 
 
 def _padded_batches(work: Work, budget: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

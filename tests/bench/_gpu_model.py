@@ -1,7 +1,11 @@
-"""Models of real shapes with random weights, for benches of one GPU, and the work that they are given."""
+"""Models of real shapes with random weights, for benches of one GPU, and the work that they are given.
+
+`python -m tests.bench._gpu_model FOLDER SIZE DEVICE` makes one, and leaves no memory of a GPU taken.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +65,8 @@ def flops_of(shape: dict[str, Any], sizes: list[int], answers: int) -> float:
     weights = layers * (2 * hidden * (hidden + keys) + 3 * hidden * shape["intermediate_size"])
     attention = sum(6 * layers * hidden * size * size for size in sizes)
     return float(6 * weights * sum(sizes) + 6 * hidden * shape["vocab_size"] * answers + attention)
+
+
+if __name__ == "__main__":
+    sized_model(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    print("RESULT {}")

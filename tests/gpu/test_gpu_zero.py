@@ -31,12 +31,6 @@ def straight(model: str) -> dict[str, Straight]:
     return {dtype: Straight(model, spec_of(dtype)) for dtype in DTYPES}
 
 
-@pytest.fixture(autouse=True)
-def as_in_a_trainer_of_its_own(straight: object) -> None:
-    """With exact sums, which DeepSpeed has not, the learner before switched on what computes them."""
-    torch.use_deterministic_algorithms(False)
-
-
 def moments_lie_on(learner: Any) -> set[str]:
     """The kinds of devices that hold the optimizer's moments."""
     states = learner._local._adam.state.values()

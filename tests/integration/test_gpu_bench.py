@@ -24,7 +24,7 @@ LEARNER = {
     *(f"learner.{name}.made_ms" for name in OURS),
     *(f"learner.{name}_{budget}" for name in RATIOS for budget in (256, 512)),
 }
-PAUSES = ("patch_s", "pause_ms", "prepare_ms", "digests_ms", "step_ms", "longest_step_beside_ms",
+PAUSES = ("patch_s", "pause_ms", "still_ms", "prepare_ms", "digests_ms", "step_ms", "longest_step_beside_ms",
           "longest_step_beside_digests_ms")  # fmt: skip
 ENGINE = {
     "engine.tokens_per_s", "engine.same_again", "engine.same_in_other_batch", "engine.same_after_a_prefill",
