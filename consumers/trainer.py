@@ -457,11 +457,7 @@ def body(context: RoleContext) -> None:
     context.record = context.record.with_code("loss", "trainer")
     door = None
     if context.spec.placement.ranks.elsewhere:
-        door = TrainerDoor(context.store, context.record, context.log)
-        context.heart.waiting(
-            "ranks of other machines",
-            unblocked_by=f"streamrl join {context.run} --ranks {door.wanted} --store {context.store.url}",
-        )
+        door = TrainerDoor(context.store, context.record, context.log, context)
     learner = learner_of(context.record.model, context.spec, run=context.run, log=context.log, door=door)
     try:
         context.loaded()

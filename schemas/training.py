@@ -59,8 +59,8 @@ class TrainerSection(SeamSection):
         None,
         description="Add gradients in fixed point, so that a step has the same bits whatever finished first "
         "and whichever rank computed it. By default true with learners torch and fsdp, for 3 % of a "
-        "step on a CPU. On a GPU it also switches on torch's deterministic algorithms: on an H100 a step "
-        "took as long as without, and 8 bytes a weight more. Learner deepspeed can't.",
+        "step on a CPU. On a GPU it also switches on torch's deterministic algorithms, and takes 8 bytes a "
+        "weight more. Learner deepspeed can't.",
     )
     gradient_checkpointing: bool = Field(
         False,
@@ -113,6 +113,11 @@ class TrainerSection(SeamSection):
     @property
     def needs_ranks(self) -> bool:
         """Whether the learner works as one of several ranks even where there is one rank alone."""
+        return False
+
+    @property
+    def needs_deepspeed(self) -> bool:
+        """Whether all ranks need the same version of DeepSpeed."""
         return False
 
     @property

@@ -45,6 +45,10 @@ class DeepSpeedSettings(LearnerSettings):
         return True
 
     @property
+    def needs_deepspeed(self) -> bool:
+        return True
+
+    @property
     def rank_sums(self) -> list[object]:
         return [*super().rank_sums, self.zero_stage]
 

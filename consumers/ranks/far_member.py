@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 
 import msgspec
 
@@ -53,8 +54,10 @@ class FarMember(OtherRank):
                     self._replies.put(said)
         except ConnectionError:
             pass  # it closed the connection before it had read all
-        except (OSError, ValueError, msgspec.MsgspecError, Explained) as error:
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError, Explained) as error:
             self._why = f"is lost: {error}"
+        # leads to the place in that log; and a trainer that ends twice with the same words is not restarted
+        self._why += time.strftime(" at %H:%M:%S")
         self._has_ended()
         self._replies.put(None)
 
@@ -77,7 +80,7 @@ class FarMember(OtherRank):
     def _used_s(self) -> float:
         return self._used
 
-    def _how(self) -> str:
+    def how(self) -> str:
         return f"{self._why}; its machine's log says why"
 
     def hang_up(self) -> None:

@@ -19,12 +19,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from consumers.ranks.rank_hello import Hello
+from consumers.ranks.rank_hello import Hello, rank_versions
 from infra.code import child_environment, module
 from infra.contents import MODEL, content
 from infra.errors import Explained
 from infra.ranks import rendezvous
-from infra.ranks.handshake import versions
 from infra.ranks.serving_starts import reach_rank_0, serve_starts
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
@@ -56,6 +55,8 @@ def check_files(context: RoleContext) -> None:
         "loss.import": loss.imported,
         "trainer.import": trainer.imported,
     }
+    if expected.get("loss.reference") == expected.get(MODEL):
+        named.pop("loss.reference")  # ranks take this machine's copy of the starting model
     for setting, value in named.items():
         if value and setting in expected and (here := content(value)) != expected[setting]:
             how = (
@@ -85,7 +86,7 @@ def body(context: RoleContext) -> None:
     """Be a rank of one start of the trainer after the other."""
     check_files(context)
     context.loaded()
-    hello = Hello(local=int(os.environ.get("LOCAL_RANK") or 0), versions=versions())
+    hello = Hello(local=int(os.environ.get("LOCAL_RANK") or 0), versions=rank_versions())
     serve_starts(
         context, leader="trainer", work="training as a rank",
         reached=lambda: reach_rank_0(context, rendezvous.TRAINER, hello),

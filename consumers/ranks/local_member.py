@@ -75,7 +75,7 @@ class LocalMember(OtherRank):
     def _used_s(self) -> float:
         return children.used_s(self.process)
 
-    def _how(self) -> str:
+    def how(self) -> str:
         code = self.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = "".join(self._tail).rstrip() or "(nothing)"

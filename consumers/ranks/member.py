@@ -67,7 +67,7 @@ class OtherRank(ABC):
         """Return the processor seconds that the rank has used, as far as is known."""
 
     @abstractmethod
-    def _how(self) -> str:
+    def how(self) -> str:
         """Return in words how the rank ended, with what it said last."""
 
     def _has_ended(self) -> None:
@@ -103,4 +103,4 @@ class OtherRank(ABC):
                     self.reply(0.0)  # drop replies to earlier commands
                 except RankFailed as failed:
                     return failed
-        return RankDied(f"{self.name} {self._how()}")
+        return RankDied(f"{self.name} {self.how()}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -50,7 +51,8 @@ class RankProcesses:
         if self._door is not None:
             self._door.open(self._died)
         here = self._ranks - (0 if self._door is None else self._door.wanted)
-        self._members = [LocalMember(number, self._died).open() for number in range(1, here)]
+        for number in range(1, here):
+            self._members.append(LocalMember(number, self._died).open())
         with self.watched():
             for member in self._members:
                 member.send(self._setup(member.number, member.number), self._deadlines.start_s)
@@ -106,7 +108,7 @@ class RankProcesses:
         """Raise if a rank has ended. For any thread: the one that gives commands reads what the rank said."""
         if gone := [member for member in self._members if member.ended.is_set()]:
             first = min(gone, key=lambda member: member.ended_at)
-            raise RanksError(f"{first.name} ended before it wrote its part of a checkpoint")
+            raise RanksError(f"{first.name} ended before it wrote its part of a checkpoint: it {first.how()}")
 
     def _obituary(self) -> RanksError:
         gone = [member for member in self._members if member.ended.is_set()]
@@ -130,5 +132,6 @@ class RankProcesses:
             self._door.close()
         for member in self._members:  # all at once: they leave the process group together
             member.hang_up()
+        until = time.monotonic() + _GRACE_S
         for member in self._members:
-            member.close(_GRACE_S)
+            member.close(max(0.0, until - time.monotonic()))

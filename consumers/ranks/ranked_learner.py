@@ -59,8 +59,9 @@ class RankedLearner:
         log: logging.Logger, door: TrainerDoor | None = None,
     ) -> None:  # fmt: skip
         self._ranks = spec.trainer.ranks
-        self._crew = RankProcesses(model, spec, run=run, log=log, door=door).open()
+        self._crew = RankProcesses(model, spec, run=run, log=log, door=door)
         try:
+            self._crew.open()
             with self._crew.watched():
                 self._crew.join()
                 self._local = local(model, spec)
@@ -109,7 +110,9 @@ class RankedLearner:
             if failed.batch < 0:
                 raise
             error = NotFinite(failed.reason)
-            error.rows = batches[shares[failed.number][failed.batch]].rows
+            share = shares[failed.number]
+            if failed.batch < len(share):  # else it was a filler, which has no rows
+                error.rows = batches[share[failed.batch]].rows
             raise error from failed
         return [found[number] for number in range(len(batches))]
 

@@ -9,14 +9,15 @@ import threading
 import msgspec
 
 from consumers.ranks.far_member import FarMember
-from consumers.ranks.rank_hello import Hello
+from consumers.ranks.rank_hello import Hello, are_fit, rank_versions
 from consumers.ranks.rank_wire import Failed
 from infra.ranks import rendezvous
 from infra.ranks.doorway import Doorway
 from infra.ranks.frames import write_frame
-from infra.ranks.handshake import NotLetIn, versions
+from infra.ranks.handshake import NotLetIn
 from infra.ranks.rank_addresses import own_address
 from infra.ranks.waiting_room import WaitingRoom
+from infra.roles.context import RoleContext
 from infra.runs import RunRecord
 from infra.stores.store import Store
 from infra.waiting import Wait
@@ -25,7 +26,11 @@ from infra.waiting import Wait
 class TrainerDoor:
     """Listens on one address until so many ranks have come as the run file places elsewhere."""
 
-    def __init__(self, store: Store, record: RunRecord, log: logging.Logger) -> None:
+    def __init__(
+        self, store: Store, record: RunRecord, log: logging.Logger, role: RoleContext | None = None
+    ) -> None:
+        """`role`: says meanwhile that it waits for ranks, and may be told to stop."""
+        self._role = role
         ranks = record.spec.placement.ranks
         self.wanted, self._store, self._record, self._log = ranks.elsewhere, store, record, log
         self.host = own_address(ranks.address, "placement.ranks.address")
@@ -41,30 +46,43 @@ class TrainerDoor:
     def members(self, deadline_s: float) -> list[FarMember]:
         """Return the ranks when all have come, those of one machine in a row. Nobody is let in after that."""
         run = self._record.id
+        # each start has another port: a trainer that ends twice with the same words is not started again
         wait = Wait(
-            f"{self.wanted} ranks of other machines at {self.host}",
+            f"{self.wanted} ranks of other machines at {self.host}:{self._door.announced.port}",
             unblocked_by=f"`streamrl join {run} --store {self._record.store} --ranks {self.wanted}` there",
             deadline_s=deadline_s,
         )  # fmt: skip
         self._log.info("waiting for %s (%s)", wait.what, wait.unblocked_by)
+        if self._role is not None:
+            self._role.heart.waiting("ranks of other machines", unblocked_by=wait.unblocked_by)
         try:  # a spare one tries again, and takes the place of one that ends
-            return self._room.chosen(self._choose, wait, self._died.is_set)
+            found = self._room.chosen(self._choose, wait, self._is_over)
         finally:
             self.close()
+        if self._role is not None:
+            self._role.heart.working("starting")  # the model is loaded now
+        return found
 
     def close(self) -> None:
         """Stop listening, and send those away who wait."""
         self._room.close()
         self._door.close()
 
+    def _is_over(self) -> bool:
+        """Whether a rank has ended that is here already."""
+        if self._role is not None:
+            self._role.check_stop()
+        return self._died.is_set()
+
     def _choose(self, here: list[FarMember]) -> list[FarMember]:
         in_order = sorted(here, key=lambda one: (one.address, one.local))
         return in_order[: self.wanted] if len(in_order) >= self.wanted else []
 
     def _take_in(self, connection: socket.socket, address: str, hello: Hello) -> None:
-        if hello.versions != versions():
+        own = rank_versions(deepspeed=self._record.spec.trainer.needs_deepspeed)
+        if not are_fit(hello.versions, own):
             reason = (
-                f"the rank on {address} has {hello.versions}, and the trainer has {versions()}: install "
+                f"the rank on {address} has {hello.versions}, and the trainer has {own}: install "
                 "the same on both"
             )
             with connection.makefile("wb") as file:

@@ -43,29 +43,33 @@ class Doorway(Generic[_Hello]):
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, None] = {}  # who have not shown that they know the key, by age
         self._closed = threading.Event()
+        self._listening: socket.socket | None = None
 
     def open(self, announce: Callable[[int], Rendezvous]) -> Doorway[_Hello]:
         """Listen. Return itself. `announce`: writes down that ranks are let in at a port, by a new key."""
-        self._listening = socket.create_server((self.host, 0), backlog=2 * _MOST_AT_ONCE)
+        listening = socket.create_server((self.host, 0), backlog=2 * _MOST_AT_ONCE)
         try:
-            self.announced = announce(self._listening.getsockname()[1])
+            self.announced = announce(listening.getsockname()[1])
         except BaseException:
-            self._listening.close()
+            listening.close()
             raise
-        threading.Thread(target=self._accept, daemon=True, name="doorway").start()
+        self._listening = listening
+        threading.Thread(target=self._accept, args=(listening,), daemon=True, name="doorway").start()
         return self
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, if it was opened."""
         self._closed.set()
+        if self._listening is None:
+            return
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes whoever accepts
         self._listening.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listening: socket.socket) -> None:
         while not self._closed.is_set():
             try:
-                connection, (address, *_) = self._listening.accept()
+                connection, (address, *_) = listening.accept()
             except OSError as error:  # such as too many open files
                 if not self._closed.wait(_AGAIN_S):
                     self._log.warning("a connection to %s could not be taken: %s", self.host, error)

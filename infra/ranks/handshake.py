@@ -82,7 +82,7 @@ def let_in(connection: socket.socket, key: bytes, hello: msgspec.msgpack.Decoder
         raise NotLetIn(f"its first message has {size} bytes, and {_LARGEST_HELLO} are allowed")
     try:
         first = hello.decode(_received(connection, size, until))
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise NotLetIn(f"its first message can't be read: {error}") from error
     connection.settimeout(None)
     _notice_silence(connection)

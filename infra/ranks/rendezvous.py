@@ -9,6 +9,7 @@ store may become a rank. The key is drawn at each start.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 import secrets
@@ -26,6 +27,7 @@ _ENGINES = "engine_ranks/"
 _KIND = "ranks"
 _LARGEST = 16 << 10
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_PORTS = range(1, 1 << 16)
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +36,7 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     identity: str  # of the run, see `RunRecord`
     meeting: str  # whose ranks meet: the name of the object without its ending
-    host: str
+    host: str  # an address, no name
     port: int
     key: str  # in hexadecimal
     at: float
@@ -97,6 +99,9 @@ def newest(store: Store, record: RunRecord, meeting: str = TRAINER) -> Rendezvou
     try:
         found = msgspec.json.decode(raw, type=Rendezvous)
         bytes.fromhex(found.key)
+        ipaddress.ip_address(found.host)
+        if found.port not in _PORTS:
+            raise ValueError(f"there is no port {found.port}")
     except (msgspec.MsgspecError, ValueError) as error:
         raise StoreError(f"{where} does not say where rank 0 is: {error}") from error
     if (found.run, found.identity, found.meeting) != (record.id, record.identity, meeting):

@@ -129,7 +129,7 @@ class FarMachine:
         try:
             while (frame := read_frame(self._file, FROM_MACHINE_BYTES)) is not None:
                 self._take(_decode(frame))
-        except (OSError, ValueError, OverflowError, msgspec.MsgspecError, Explained) as error:
+        except (OSError, ValueError, OverflowError, msgspec.MsgspecError, RecursionError, Explained) as error:
             why = str(error)
         with self._changed:
             self._lost = self._refused or why

@@ -113,7 +113,7 @@ class ControlLink:
         try:
             while (frame := read_frame(self._in, TO_MACHINE_BYTES)) is not None:
                 self._take(_decode(frame))
-        except (OSError, ValueError, msgspec.MsgspecError, Explained) as error:
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError, Explained) as error:
             self._log.info("the connection to the engine ended: %s", error)
         finally:
             self._patch.close()

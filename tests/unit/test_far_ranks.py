@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import psutil
@@ -25,13 +26,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from consumers.learners.learner import TorchLearner
-from consumers.ranks import far_rank, rank_link
+from consumers.ranks import far_member, far_rank, rank_link, rank_processes
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.far_member import FarMember
 from consumers.ranks.far_rank import WrongFiles, check_files
 from consumers.ranks.member import RankDied
-from consumers.ranks.rank_hello import Hello
+from consumers.ranks.rank_hello import Hello, are_fit, rank_versions
 from consumers.ranks.rank_link import ConnectionLink
+from consumers.ranks.rank_processes import RankProcesses
 from consumers.ranks.rank_wire import Accumulate, CommandDone, Working
 from consumers.ranks.trainer_door import TrainerDoor
 from infra.contents import MODEL, contents_of
@@ -39,7 +41,7 @@ from infra.errors import Explained
 from infra.ranks import doorway, handshake, rendezvous
 from infra.ranks.frames import read_frame, write_frame
 from infra.ranks.handshake import NotLetIn, introduce, let_in, versions
-from infra.ranks.rank_addresses import WrongAddress, interface_of
+from infra.ranks.rank_addresses import RanksError, WrongAddress, interface_of
 from infra.roles.context import RoleContext, Stopped
 from infra.stores.store import StoreError
 from infra.waiting import WaitedTooLong
@@ -137,6 +139,26 @@ def test_a_stranger_is_refused(said: bytes) -> None:
     assert isinstance(found[0], NotLetIn | OSError)
 
 
+DEEP = b"\x91" * 3000 + b"\x01"  # msgpack: lists in lists
+
+
+def test_what_is_nested_too_deeply_ends_its_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody waits for a thread that has met it."""
+    hello = b"\x84" + msgspec.msgpack.encode(HELLO)[1:] + b"\xa1x" + DEEP
+    rank, trainer = tcp_pair()
+    with rank, trainer, other_side(lambda: let_in(trainer, KEY, HELLOS)) as found:
+        introduce(rank, KEY, msgspec.Raw(hello))  # type: ignore[arg-type]
+    assert isinstance(found[0], NotLetIn)
+    rank, trainer = tcp_pair()
+    died = threading.Event()
+    member = FarMember(trainer, "10.0.0.2", HELLO, died).open(1)
+    with rank, rank.makefile("wb") as file:
+        write_frame(file, msgspec.Raw(b"\x82\xa4type\xabCommandDone\xa1x" + DEEP))  # type: ignore[arg-type]
+        assert died.wait(30)
+    assert "recursion" in str(member.obituary())
+    member.close(0.0)
+
+
 def test_no_frame_is_larger_than_its_reader_allows() -> None:
     with pytest.raises(Explained, match="would have 5000000000 bytes"):
         read_frame(io.BytesIO(struct.pack("<Q", 5_000_000_000)))
@@ -161,6 +183,8 @@ def test_the_newest_start_of_the_trainer_is_found(tmp_path: Path) -> None:
         (lambda said: json.dumps(said | {"identity": "x"}), "is of another run"),
         (lambda said: json.dumps(said | {"key": "no hex"}), "does not say where"),
         (lambda said: json.dumps(said | {"port": "many"}), "does not say where"),
+        (lambda said: json.dumps(said | {"port": 10**30}), "does not say where .*no port"),
+        (lambda said: json.dumps(said | {"host": "a" * 70}), "does not say where .*aaa"),  # no name at all
         (lambda said: "[" * 100_000, "does not say where"),
         (lambda said: "", "does not say where"),
     ],
@@ -215,6 +239,51 @@ def test_a_member_tells_that_it_works_replies_and_is_missed() -> None:
     member.close(0.0)
 
 
+def test_ranks_that_are_lost_one_after_the_other_have_other_stories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that ends twice with the same words is not started again."""
+    stories = set()
+    for at in (" at 10:00:00", " at 10:05:00"):
+        monkeypatch.setattr(far_member.time, "strftime", lambda form, at=at: at)
+        rank, trainer = tcp_pair()
+        member = FarMember(trainer, "10.0.0.2", HELLO, threading.Event()).open(1)
+        rank.close()
+        assert member.ended.wait(30)
+        stories.add(str(member.obituary()))
+        member.close(0.0)
+    assert stories == {
+        f"rank 1 (on 10.0.0.2) closed its connection at {at}; its machine's log says why"
+        for at in ("10:00:00", "10:05:00")
+    }
+
+
+def test_a_rank_that_ended_before_its_part_was_written_says_how() -> None:
+    crew = RankProcesses("nowhere", SPEC, run="test-1", log=logging.getLogger("test"))
+    rank, trainer = tcp_pair()
+    member = FarMember(trainer, "10.0.0.2", HELLO, threading.Event()).open(1)
+    crew._members.append(member)
+    crew.check()
+    rank.close()
+    assert member.ended.wait(30)
+    with pytest.raises(RanksError, match=r"rank 1 \(on 10.0.0.2\) ended before .*: it closed its connection"):
+        crew.check()
+    crew.close()
+
+
+def test_ranks_that_do_not_end_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a trainer that is told to stop would be killed before it has said that it ends."""
+    monkeypatch.setattr(rank_processes, "_GRACE_S", 0.2)
+    crew = RankProcesses("nowhere", SPEC, run="test-1", log=logging.getLogger("test"))
+    waited: list[float] = []
+
+    def closed(grace_s: float) -> None:
+        waited.append(grace_s)
+        threading.Event().wait(grace_s)
+
+    crew._members += [cast(Any, SimpleNamespace(hang_up=lambda: None, close=closed)) for _ in range(3)]
+    crew.close()
+    assert sum(waited) < 0.25
+
+
 def test_a_rank_that_works_is_waited_for() -> None:
     """The deadline is shorter than its answer takes."""
     rank, trainer = tcp_pair()
@@ -233,11 +302,67 @@ def test_a_rank_that_works_is_waited_for() -> None:
 def test_a_machine_is_missed_by_name(tmp_path: Path) -> None:
     spec = SPEC.model_copy(update={"placement": make_spec(
         trainer={"ranks": 3}, placement={"ranks": {"elsewhere": 2}}).placement})  # fmt: skip
-    door = TrainerDoor(tmp_store(tmp_path), context_of(tmp_path, spec).record, logging.getLogger("test"))
-    door.open(threading.Event())
-    with pytest.raises(WaitedTooLong, match=r"2 ranks .* at 127.0.0.1.*`streamrl join test-1 .* --ranks 2`"):
-        door.members(0.1)
+    record, said = context_of(tmp_path, spec).record, set()
+    for _ in range(2):
+        door = TrainerDoor(tmp_store(tmp_path), record, logging.getLogger("test")).open(threading.Event())
+        with pytest.raises(
+            WaitedTooLong, match=r" at 127.0.0.1:.*`streamrl join test-1 .* --ranks 2`"
+        ) as late:
+            door.members(0.1)
+        door.close()
+        said.add(str(late.value))
+    assert len(said) == 2, "a trainer that ends twice with the same words is not started again"
+
+
+def test_nobody_waits_for_ranks_in_a_trainer_that_is_told_to_stop(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    log = logging.getLogger("test")
+    door = TrainerDoor(context.store, context.record, log, context).open(threading.Event())
+    with other_side(lambda: door.members(60.0)) as found:
+        context.stop.set()
+    assert isinstance(found[0], Stopped)
+
+
+def test_a_trainer_that_has_its_ranks_does_not_say_that_it_waits_for_them(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    log, heart = logging.getLogger("test"), context.heart
+    door = TrainerDoor(context.store, context.record, log, context).open(threading.Event())
+    at = rendezvous.newest(context.store, context.record)
+    assert at is not None
+    with other_side(lambda: door.members(30.0)) as found:
+        wait_until(lambda: heart.message().waits_for == "ranks of other machines", what="the wait")
+        with socket.create_connection((at.host, at.port)) as good:
+            introduce(good, bytes.fromhex(at.key), HELLO)
+            wait_until(lambda: found, what="the rank")
+    assert (heart.message().state, heart.message().waits_for) == ("starting", "")
+    found[0][0].close(1.0)
+
+
+def test_a_door_that_could_not_be_opened_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the trainer's start fails: the reason is told."""
+
+    def taken(*given: Any, **named: Any) -> socket.socket:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    context = context_of(tmp_path)
+    door = TrainerDoor(context.store, context.record, logging.getLogger("test"))
+    monkeypatch.setattr(doorway.socket, "create_server", taken)
+    with pytest.raises(OSError, match="Cannot assign"):
+        door.open(threading.Event())
     door.close()
+
+
+def test_ranks_of_deepspeed_need_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_spec(trainer={"learner": "deepspeed"}).trainer.needs_deepspeed
+    assert not SPEC.trainer.needs_deepspeed
+    found = {"deepspeed": "1.0"}
+    monkeypatch.setattr(handshake.metadata, "version", lambda name: found.get(name, "2.0"))
+    own, plain = rank_versions(), rank_versions(deepspeed=False)
+    assert are_fit(own, own) and are_fit(own, plain) and not are_fit(plain, own)
+    found["deepspeed"] = "1.1"
+    assert not are_fit(rank_versions(), own) and are_fit(rank_versions(), plain)
+    found["torch"] = "2.1"
+    assert not are_fit(rank_versions(), plain)
 
 
 def tmp_store(folder: Path) -> Any:
@@ -406,6 +531,18 @@ def test_a_machine_with_another_reference_or_other_code_says_so(tmp_path: Path) 
         WrongFiles, match=r"loss\.reference: .*reference is not on this machine: bring it here"
     ):
         check_files(context)
+
+
+def test_a_reference_that_is_the_starting_model_lies_where_that_lies_here(tmp_path: Path) -> None:
+    """The machine has one copy of both, at another path than the trainer's machine."""
+    context, there, here = context_of(tmp_path), tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    (there / "config.json").write_text("{}")
+    spec = make_spec(loss={"kl": 0.1, "reference": str(there)})
+    record = context.record.model_copy(update={"spec": spec, "contents": contents_of(spec, str(there))})
+    there.rename(here)
+    context.record = record.here(str(here), None)
+    check_files(context)
 
 
 @contextmanager

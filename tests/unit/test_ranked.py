@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import logging
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,8 +26,9 @@ from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import loss_of
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.local_member import LocalMember
+from consumers.ranks.member import RankFailed
 from consumers.ranks.rank import own_spec
-from consumers.ranks.rank_wire import Accumulate, CommandDone, Setup, batch_from_bytes, batch_to_bytes
+from consumers.ranks.rank_wire import Accumulate, CommandDone, Failed, Setup, batch_from_bytes, batch_to_bytes
 from consumers.ranks.ranked_learner import RankedLearner
 from consumers.steps.step_record import recipe_of
 from infra.ranks.frames import read_frame, write_frame
@@ -119,6 +124,46 @@ def test_a_step_that_is_no_number_is_said_by_the_trainer(pair: RankedLearner) ->
     with pytest.raises(NotFinite, match="the gradient's norm is"):
         pair.step(0.0)
     assert pair._crew._known.is_set()
+
+
+class Filled:
+    """Another rank, which computes fillers alone, and meets one whose loss is no number."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        yield
+
+    def send(self, rank: int, command: Accumulate) -> None:
+        assert (rank, command.batches, command.rounds) == (1, [], 1)
+
+    def replies(self) -> list[CommandDone]:
+        raise RankFailed(1, Failed("the loss is nan", 0))
+
+
+def test_a_filler_that_is_no_number_has_no_samples() -> None:
+    spec = make_spec()
+    learner = object.__new__(RankedLearner)
+    learner._ranks, learner._crew = 2, cast(Any, Filled())
+    learner._local = cast(Any, SimpleNamespace(lockstep=True, accumulate=lambda batches: []))
+    with pytest.raises(NotFinite, match="the loss is nan") as caught:
+        learner.accumulate(batches_of(spec, rows_of(spec))[:1])
+    assert not caught.value.rows
+
+
+def test_ranks_end_if_one_of_them_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[LocalMember] = []
+    plain = LocalMember.open
+
+    def opened(self: LocalMember) -> LocalMember:
+        if started:
+            raise OSError(errno.EAGAIN, "no more processes")
+        started.append(self)
+        return plain(self)
+
+    monkeypatch.setattr(LocalMember, "open", opened)
+    with pytest.raises(OSError, match="no more processes"):
+        ranked("nowhere", make_spec(trainer={"ranks": 3}))
+    assert started[0].process.poll() is not None
 
 
 def test_a_micro_batch_travels_to_the_bit() -> None:
