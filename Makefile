@@ -80,7 +80,7 @@ demo: setup kafka  ## a whole small run on this machine
 	$(BIN)/streamrl demo
 
 test: setup kafka s3 promtool chromium lint  ## every test, against real services, behind the linters
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/unit
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
 
 coverage: setup  ## lines that no unit test runs
