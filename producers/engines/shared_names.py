@@ -6,9 +6,12 @@ so killed processes leave nothing behind.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
+import socket
+import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -39,15 +42,26 @@ def without_names(plain: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def remove_socket_names() -> None:
-    """Remove the names of vLLM's sockets that this process and its children have. Connections stay."""
+    """Remove names of vLLM's sockets that this process and its children have, or had. Connections stay."""
     folder = Path(os.environ.get("VLLM_RPC_BASE_PATH", tempfile.gettempdir()))
-    own = psutil.Process()
+    own, paths = psutil.Process(), set[Path]()
     for process in (own, *own.children(recursive=True)):
         with suppress(psutil.Error):  # it has just ended
-            paths = {Path(str(one.laddr)) for one in process.net_connections("unix")}
-            for path in paths:
-                if path.parent == folder and _SOCKET.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
+            paths |= {Path(str(one.laddr)) for one in process.net_connections("unix")}
+    for path in (one for one in folder.iterdir() if _SOCKET.fullmatch(one.name)):
+        with suppress(FileNotFoundError):
+            if path in paths or _is_left(path, own.create_time()):
+                path.unlink()
+
+
+def _is_left(path: Path, since: float) -> bool:
+    """Whether a socket's name was made since then, by this user, and nobody listens there any more."""
+    about = path.stat()
+    if not stat.S_ISSOCK(about.st_mode) or about.st_uid != os.getuid() or about.st_mtime < since:
+        return False
+    with socket.socket(socket.AF_UNIX) as trying:
+        trying.setblocking(False)
+        return trying.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 def meeting_without_name(plain: Callable[[str, int], Any]) -> Callable[[str, int], Any]:

@@ -146,18 +146,25 @@ def test_when_facts_were_read_the_sockets_have_no_names(
     with (
         tempfile.TemporaryDirectory() as folder,  # a socket's path has 107 bytes at most
         socket.socket(socket.AF_UNIX) as ours, socket.socket(socket.AF_UNIX) as others,
-        socket.socket(socket.AF_UNIX) as here,
+        socket.socket(socket.AF_UNIX) as here, socket.socket(socket.AF_UNIX) as closed,
     ):  # fmt: skip
         monkeypatch.setenv("VLLM_RPC_BASE_PATH", folder)
-        named, other = Path(folder) / str(uuid4()), Path(folder) / "other"
-        for listening, path in ((ours, named), (others, other)):
+        named, other, left, older, file = (
+            Path(folder) / name for name in (str(uuid4()), "other", str(uuid4()), str(uuid4()), str(uuid4()))
+        )
+        for listening, path in ((ours, named), (others, other), (closed, left)):
             listening.bind(str(path))
             listening.listen()
+        closed.close()  # such as vLLM's, at which its processes found each other
+        with socket.socket(socket.AF_UNIX) as before:
+            before.bind(str(older))
+        os.utime(older, (0, 0))
+        file.touch()
         here.connect(str(named))
         there, _ = ours.accept()
         with there:
             ask(door, "/streamrl/facts", method="GET")
-            assert not named.exists() and other.exists()
+            assert set(Path(folder).iterdir()) == {other, older, file}
             here.sendall(b"x")
             assert there.recv(1) == b"x"
 
