@@ -23,8 +23,7 @@ from infra.stores.store import Exists, Missing, Store
 from producers.ranker.ranker import SCHEMA, Backbone, Ranker, StateError
 
 _ABOUT, _SIGNATURE, _KIND = "streamrl_ranker", "streamrl_signature", "ranker"
-__LARGEST, __LARGEST_HEADER = 1 << 30, 1 << 20  # bytes
-_LARGEST = 256 << 20  # bytes
+_LARGEST, _LARGEST_HEADER = 1 << 30, 1 << 20  # bytes
 _AGAIN = "make another with `streamrl ranker`"
 _NAME = re.compile(r".*/v(\d+)\.safetensors")
 
@@ -111,8 +110,6 @@ def packed_ranker(ranker: Ranker) -> bytes:
 
 def unpacked_ranker(data: bytes, backbone: Backbone, where: str) -> Ranker:
     """Read a ranker from a file's bytes. Raises RankerError if it can't be used."""
-    if len(data) > _LARGEST:
-        raise RankerError(f"{where} has more than {_LARGEST} bytes: no ranker is as large; {_AGAIN}")
     _check(data, backbone.name, where)
     try:
         return Ranker.restored(load(data), backbone)
@@ -162,7 +159,7 @@ def _signed(data: bytes, where: str) -> bytes:
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], memoryview]:
-    if len(data) > __LARGEST:
-        raise ValueError(f"it has {len(data)} bytes; {__LARGEST} are the most")
-    header, at = header_in(data, __LARGEST_HEADER)
+    if len(data) > _LARGEST:
+        raise ValueError(f"it has {len(data)} bytes; {_LARGEST} are the most")
+    header, at = header_in(data, _LARGEST_HEADER)
     return json.loads(header), memoryview(data)[at:]
