@@ -43,6 +43,8 @@ def content(value: str) -> str:
 
     For `FILE.py:function` the function's name is appended.
     """
+    if not value:  # as a path it would be the working folder
+        return ""
     source, colon, function = value.rpartition(":")
     path, rest = (Path(source), function) if colon and source.endswith(".py") else (Path(value), "")
     try:

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from infra import runs
-from infra.contents import MODEL, contents_of
+from infra.contents import MODEL, content, contents_of
 from infra.resuming import BITS, FREE, KEPT_SETTINGS, OF_FILES, settings
 from infra.runs import RunRecord
 from infra.stores.opening import open_store
@@ -167,6 +167,10 @@ def test_of_an_old_run_nothing_is_known_of_its_files(begun: Begun) -> None:
     with pytest.raises(runs.RunError, match=r"was started with task\.jsonl = "):
         begun.resume("second")
     assert begun.resume("first", generator={"slots": 4}).identity == ""
+
+
+def test_nothing_is_not_the_working_folder() -> None:
+    assert content("") == "" != content(".")
 
 
 def test_a_large_folder_is_told_by_its_headers(begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
