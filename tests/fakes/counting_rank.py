@@ -19,10 +19,10 @@ from infra.supervise.argument_file import read_argument
 from infra.weights.patch import Patch
 from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
 from producers.engines.engine_process import answer
+from producers.engines.following_rank import FollowingRank, serve_beside
 from producers.engines.other_engine_ranks import RankOptions, connections
 from producers.engines.pace import StepTimes
 from producers.engines.rank_marks import RankMarks
-from producers.engines.rank_process import FollowingRank, serve_beside
 
 
 class CountingRank:
@@ -103,7 +103,7 @@ def main() -> None:
     acts, beside = connections(options)
 
     def serve(link: Any, engine: Any) -> None:
-        threading.Thread(target=lambda: serve_beside(beside, engine, options.number), daemon=True).start()
+        threading.Thread(target=lambda: serve_beside(beside, engine), daemon=True).start()
         FollowingRank(link, engine, options.number, RankMarks(Path(options.marks))).run()
 
     answer(acts, lambda: cast(Any, CountingRank(options.engine.model, options.number)), serve)
