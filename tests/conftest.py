@@ -3,6 +3,7 @@
 A test gets its marker from its folder: tests/integration/test_x.py is marked `integration`.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ MARKERS = ("unit", "long", "integration", "e2e", "chaos", "gpu")
 
 
 def pytest_configure() -> None:
+    gc.disable()  # it would take half of the collection, while millions of objects come and none goes
     # The machine may be busy: a slow example is no failure.
     hypothesis.settings.register_profile("streamrl", deadline=None)
     hypothesis.settings.load_profile("streamrl")
@@ -52,6 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder)
     # The longest files come first: at the end one worker would be left with them.
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

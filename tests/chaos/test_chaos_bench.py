@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(1200)
 def test_some_runs_of_chaos(tmp_path: Path) -> None:
-    arguments = ["--minutes", "0.5", "--seed", "5", "--iterations", "20", "--keep", str(tmp_path)]
+    arguments = ["--minutes", "0.5", "--seed", "5", "--iterations", "12", "--keep", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "chaos", *arguments],
         cwd=ROOT, capture_output=True, text=True, check=False,

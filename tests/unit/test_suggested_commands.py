@@ -37,12 +37,12 @@ def all_commands() -> dict[str, Any]:
     return dict(group.commands)
 
 
-def options(name: str) -> set[str]:
-    return {option for one in all_commands()[name].params for option in one.opts}
-
-
 def test_which_commands_have_which_options() -> None:
-    having = {option: {name for name in all_commands() if option in options(name)} for option in (
+    options = {
+        name: {option for one in command.params for option in one.opts}
+        for name, command in all_commands().items()
+    }
+    having = {option: {name for name, known in options.items() if option in known} for option in (
         "--archive", "--own-code", "--store",
     )}  # fmt: skip
     assert having["--archive"] == OF_ARCHIVES
