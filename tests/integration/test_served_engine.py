@@ -431,7 +431,9 @@ def test_a_server_that_was_killed_is_noticed_and_used_again(
             wait_until(lambda: remote.step(0.1), what="an answer")
     finally:
         remote.close()
-    waiting = RemoteEngine(options, threading.Event(), deadline_s=120).open()  # it waits for the server
+    patient = spec_of(server, deadlines={"start_s": 300, "progress_s": 300})  # as the server's start below
+    options = EngineOptions(model=str(model), spec=patient.model_dump_json())
+    waiting = RemoteEngine(options, threading.Event(), deadline_s=300).open()  # it waits for the server
     try:
         server.start()
         waiting.wait_until_ready()
