@@ -169,7 +169,8 @@ def test_of_an_old_run_nothing_is_known_of_its_files(begun: Begun) -> None:
     assert begun.resume("first", generator={"slots": 4}).identity == ""
 
 
-def test_nothing_is_not_the_working_folder() -> None:
+def test_nothing_is_not_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a small one
     assert content("") == "" != content(".")
 
 
