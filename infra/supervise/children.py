@@ -12,16 +12,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-# Ties a new process to its parent, then becomes the command. A `preexec_fn` would do that between fork and
-# exec, where a process with threads can stand still for ever.
-_TIED = """
-import ctypes, os, signal, sys
-if ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0) or os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-    signal.signal(ignored, signal.SIG_DFL)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+from infra.supervise import lifeline
+
 _STANDARD = 2  # descriptors up to it are input, output and errors
 _TICKS = os.sysconf("SC_CLK_TCK")
 _started: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
@@ -32,7 +24,8 @@ def start_child(argv: list[str], **options: Any) -> subprocess.Popen[bytes]:
 
     The kernel kills the process when the *thread* that started it ends.
     """
-    tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
+    # A `preexec_fn` would tie it between fork and exec, where a child of threads can stand still for ever.
+    tied = [sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid())]
     process: subprocess.Popen[bytes] = subprocess.Popen([*tied, *argv], start_new_session=True, **options)
     _started.add(process)
     return process

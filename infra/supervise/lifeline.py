@@ -1,4 +1,7 @@
-"""Ties the life of a process to that of its parent. Linux only, like the rest of StreamRL's supervision."""
+"""Ties the life of a process to that of its parent. Linux only, like the rest of StreamRL's supervision.
+
+As a program, `lifeline.py PARENT COMMAND …`, it ties itself to its parent and becomes the command.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,3 +57,15 @@ def _pids() -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != me:
             yield int(entry.name)
+
+
+def main() -> None:
+    """Become the command, which ends with the parent."""
+    die_with_parent(int(sys.argv[1]))
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and so it would be by the command
+        signal.signal(ignored, signal.SIG_DFL)
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    main()
