@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,7 @@ from infra.weights.patch import read_patch
 from producers.engines.engine import LocalEngine, SleepingEngine
 from producers.engines.engine_messages import Abort, HandOver, Install, Prepare, Refused, Rest, Submit
 from producers.engines.rank_marks import RankMarks
-from producers.engines.rank_messages import Act, BesideAct, BesideReport, Did, SlicesHeld, Step
+from producers.engines.rank_messages import Act, BesideAct, BesideReport, Decided, Did, SlicesHeld, Step
 from producers.engines.same_work import DrawnSoFar, tokens_digest
 from schemas.importing import said
 
@@ -68,6 +69,13 @@ class FollowingRank:
         else:
             engine.wake()
         return self._drawn.digest
+
+
+def heard(acts: Connection) -> Sequence[float]:
+    """Wait for what rank 0 decides next, within a step that it makes, too."""
+    (act,) = _acts.decode(acts.recv_bytes())
+    assert isinstance(act, Decided)
+    return act.numbers
 
 
 def serve_beside(link: Connection, engine: LocalEngine) -> None:

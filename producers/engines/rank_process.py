@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -17,18 +16,15 @@ from infra.weights.slices import Slicing
 from producers.engines.engine import LocalEngine
 from producers.engines.engine_process import answer
 from producers.engines.engine_ranks import rank_deadline_s
-from producers.engines.following_rank import FollowingRank, serve_beside
+from producers.engines.following_rank import FollowingRank, heard, serve_beside
 from producers.engines.other_engine_ranks import RankOptions, connections
 from producers.engines.rank_group import EngineRank
 from producers.engines.rank_marks import RankMarks
-from producers.engines.rank_messages import Act, Decided
 from producers.engines.shared_plan import Share
 from producers.engines.vllm_engine import VllmSettings
 from producers.engines.vllm_in_process import VllmEngine
 from schemas.generation import ENGINES
 from schemas.runspec import RunSpec
-
-_acts = msgspec.msgpack.Decoder(list[Act])
 
 
 def main() -> None:
@@ -48,13 +44,6 @@ def main() -> None:
         FollowingRank(link, engine, options.number, RankMarks(Path(options.marks))).run()
 
     answer(acts, lambda: following_engine(options, lambda own: heard(acts)), serve)
-
-
-def heard(acts: Connection) -> Sequence[float]:
-    """Wait for what rank 0 decides next, within a step that it makes, too."""
-    (act,) = _acts.decode(acts.recv_bytes())
-    assert isinstance(act, Decided)
-    return act.numbers
 
 
 def following_engine(options: RankOptions, share: Share) -> VllmEngine:
