@@ -116,7 +116,6 @@ def worker(site: Site) -> Iterator[None]:
         process = subprocess.Popen(
             [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
             cwd=elsewhere, env=site.env, stdout=log, stderr=log,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip
     try:
         yield

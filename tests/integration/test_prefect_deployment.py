@@ -127,9 +127,7 @@ def working(deployed: Deployed, pool: str) -> Iterator[None]:
     """A worker of a pool."""
     words = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
     with (deployed.runfile.parent / f"worker-{pool}.log").open("w") as log:
-        process = subprocess.Popen(
-            words, cwd=ROOT, env=deployed.env, stdout=log, stderr=log, preexec_fn=_listen_to_ctrl_c
-        )
+        process = subprocess.Popen(words, cwd=ROOT, env=deployed.env, stdout=log, stderr=log)
     try:
         yield
     finally:
@@ -138,10 +136,6 @@ def working(deployed: Deployed, pool: str) -> Iterator[None]:
             process.wait(30)
         finally:
             process.kill()
-
-
-def _listen_to_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")
