@@ -36,6 +36,7 @@ from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import read_patch
 from infra.weights.slices import Slicing
+from producers.engines.cpu_attention import use_one_stretch
 from producers.engines.engine import EngineError
 from producers.engines.held_slices import check_slices
 from producers.engines.plain_experts import check_experts, use_plain_experts
@@ -62,6 +63,7 @@ if not choices.cuda():
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 
     use_plain_experts(invariant=True)
+    use_one_stretch()
     # vLLM ends its workers by SIGKILL
     _CPUSHMDistributed._init_cpu_shm = without_names(_CPUSHMDistributed._init_cpu_shm)
 elif os.environ.get("VLLM_BATCH_INVARIANT") == "1":

@@ -27,6 +27,7 @@ from infra.route_shapes import route_shape
 from infra.weights.eight_bits import shapes_with_scales
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
+from producers.engines.cpu_attention import use_one_stretch
 from producers.engines.draft_plan import DraftPlan
 from producers.engines.drafter import Drafter
 from producers.engines.eight_bit_linear import check_no_experts, check_rounded, use_eight_bits
@@ -176,8 +177,8 @@ class VllmEngine:
         packed = packed_linears(batch_invariant) if on_cpu else []
         if on_cpu:
             use_plain_experts(invariant=batch_invariant)
-        if batch_invariant and not on_cpu:
-            use_one_kernel()
+        if batch_invariant:
+            use_one_stretch() if on_cpu else use_one_kernel()
         arguments = {
             "model": model, "dtype": dtype, "seed": 0, "enforce_eager": on_cpu,
             "max_model_len": max_model_len, "max_num_seqs": slots,
