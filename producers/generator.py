@@ -350,7 +350,7 @@ class Generator:
         step_s, sample_s = pace.line()
         self._context.heart.counters.update(
             step_s=step_s, sample_s=sample_s,
-            drafted=pace.drafted, accepted=pace.accepted,
+            drafted=pace.drafted, accepted=pace.accepted, shared=pace.shared,
             made=self._progress.made, tokens=self._progress.tokens, queued=self._decoding.queued,
             drawn=self._drawing.tokens,
             running=self._decoding.running + len(self._scoring), busy_s=self._progress.busy_s,

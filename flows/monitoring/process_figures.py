@@ -44,6 +44,7 @@ OF_ROLE: Mapping[str, _Names] = {
         "drawn": ("streamrl_generator_drawn_tokens_total", "Tokens that were drawn."),
         "drafted": ("streamrl_generator_drafted_tokens_total", "Tokens that were guessed (speculation)."),
         "accepted": ("streamrl_generator_accepted_tokens_total", "Those of them that were right."),
+        "shared": ("streamrl_generator_shared_tokens_total", "Tokens of prompts not computed again."),
         "running": ("streamrl_generator_running_samples", "Samples that are being generated or scored."),
         "queued": ("streamrl_generator_queued_samples", "Samples that wait for a slot."),
         "busy_s": ("streamrl_generator_busy_seconds_total", "Time in which the engine drew tokens."),

@@ -37,7 +37,6 @@ class IterationDemand:
     lookahead: float = 0.0  # how many iterations generation may run ahead
     microbatch_tokens: int = 8192
     optimizer_steps: int = 1
-    prefills: float = 1.0  # how often the prompt of a sample is computed: less than 1 if groups share it
 
     @property
     def samples(self) -> int:
@@ -181,11 +180,11 @@ class StepEstimator:
         high = self._lengths.max() * max(float(bound.token_s[-1]) for bound in bounds) * 1.01
         points = int(np.log(high / low) / np.log(_RATIO)) + 2
         self._low, moments = low, low * _RATIO ** np.arange(points)
-        prefill = demand.prompt_tokens * demand.prefills
+        prompt = demand.prompt_tokens  # of each sample, though samples of a group may share it
         self._work = np.stack([
             self._many * (
                 self._lengths * bound.occupied(moments[:, None] / self._lengths)
-                + prefill * kind.engine.prefill_s + _fill_s(kind.engine, float(demand.lengths.mean()))
+                + prompt * kind.engine.prefill_s + _fill_s(kind.engine, float(demand.lengths.mean()))
             )
             for kind, bound in zip(kinds, bounds, strict=True)
         ]).astype(np.float32)  # by kind, moment and class  # fmt: skip

@@ -23,7 +23,10 @@ from infra.weights.expert_names import expert_tensor
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from infra.weights.weights_error import WeightsError
+from producers.engines.engine import EngineError
 from producers.engines.served_engine import ServedSettings
+from producers.engines.shared_prompts import sharing_asked
+from producers.engines.vllm_engine import VllmSettings
 from schemas.expert_routes import RouteShape
 from schemas.loading import RunFileError, load_run_file
 from schemas.runspec import RunSpec
@@ -97,6 +100,7 @@ def _model_problems(spec: RunSpec) -> list[str]:
     return [
         *_context_problems(spec, folder), *_lora_problems(spec, folder), *_route_problems(spec, folder),
         *_slicing_problems(spec, folder), *_rounding_problems(spec, folder),
+        *_sharing_problems(spec, folder),
     ]  # fmt: skip
 
 
@@ -142,6 +146,19 @@ def _rounding_problems(spec: RunSpec, folder: Path) -> list[str]:
     else:
         return []
     return [f"generator.quantization: {folder}: {why}. Set none"]
+
+
+def _sharing_problems(spec: RunSpec, folder: Path) -> list[str]:
+    """Check that samples may share what was computed of their prompt, if they shall."""
+    settings = spec.generator
+    if not isinstance(settings, VllmSettings) or not spec.generates:
+        return []
+    routed = followed_shape(str(folder), spec) is not None
+    try:
+        sharing_asked(settings.prefix_caching, invariant=settings.batch_invariant, routed=routed)
+    except EngineError as error:
+        return [str(error)]
+    return []
 
 
 def _may_have(layer: str) -> bool:

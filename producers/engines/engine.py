@@ -29,7 +29,8 @@ class SampleRequest:
     seed: int
     priority: float  # the predicted length; the longest come first
     made: Sequence[int] = ()  # tokens that other engines have made already
-    endless: bool = False  # to measure steps: nothing but `max_tokens` ends it, as far as the engine can
+    # to measure steps: nothing but `max_tokens` ends it, and it is computed whole, as far as the engine can
+    endless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class Pace:
 
     `keeps_bits`: whether a sample has the same bits if this engine continues it for another one. `drafted`:
     tokens that were guessed, by an engine that does so, and computed along with others. `accepted`: those of
-    them that were right.
+    them that were right. `shared`: tokens, mostly of prompts, that were not computed since they had been for
+    another sample.
     """
 
     batches: list[int]
@@ -67,6 +69,7 @@ class Pace:
     keeps_bits: bool = False
     drafted: int = 0
     accepted: int = 0
+    shared: int = 0
 
     def line(self) -> tuple[float, float]:
         """Return the curve as a line through its ends: seconds of a step, and further ones a sample.

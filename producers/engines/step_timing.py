@@ -35,7 +35,7 @@ class StepTable(msgspec.Struct, kw_only=True, tag="step_table"):
     samples: list[int] = []  # that got a token
     context: list[int] = []  # tokens that they attend to, all together
     begun: list[int] = []  # of them, those that got their first one
-    prompt: list[int] = []  # tokens of the prompts of these
+    prompt: list[int] = []  # tokens of the prompts of these, without those that others had computed
     ended: list[int] = []
     seconds: list[float] = []  # for one token of each sample, without waits for a core
     waited: list[float] = []
@@ -59,6 +59,7 @@ def draw_timed(
     prompts = {request.id: len(request.prompt) for request in order.requests}
     tokens: dict[str, int] = {}
     table, answers, watch = StepTable(), [], WorkWatch()
+    noted = engine.pace().shared
     until = time.monotonic() + WAITING * order.most_s
     begin_s = order.most_s if order.begin_s is None else order.begin_s
     while (
@@ -77,6 +78,9 @@ def draw_timed(
         took = watch.end()
         after = engine.unfinished()
         _note(table, prompts, tokens, after, done, took)
+        shared = min(table.prompt[-1], engine.pace().shared - noted)
+        table.prompt[-1] -= shared
+        noted += shared
         answers += done
         tokens = {name: after[name] for name in tokens if name in after}
     answers += engine.hand_over(list(tokens))  # as far as they have come

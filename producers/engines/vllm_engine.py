@@ -23,7 +23,9 @@ SHARE_IN_TURNS = 0.45  # of a GPU's memory, which an engine takes that takes tur
 class VllmSettings(EngineSettings):
     """Settings of the engine vllm."""
 
-    free_on_resume: ClassVar[frozenset[str]] = frozenset({"kv_cache_mib", "gpu_memory", "gpu_kv_cache_mib"})
+    free_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {"kv_cache_mib", "gpu_memory", "gpu_kv_cache_mib", "prefix_caching"}
+    )
     records_routes: ClassVar[bool] = True
     ranks_elsewhere: ClassVar[bool] = True
 
@@ -83,6 +85,14 @@ class VllmSettings(EngineSettings):
         "CPUs and on GPUs up to Hopper, fp8 on GPUs from Ada on. On CPUs fp8 gains nothing. Embedding, head "
         "and norms stay as they are. Samples are drawn by rounded weights then, so `loss.correct_fresh` must "
         "be true. Not for mixtures of experts.",
+    )
+    prefix_caching: bool | None = Field(
+        None,
+        description="Compute a prompt once for all samples of it that an engine draws with the same weights, "
+        "by whole blocks of the KV cache (of 16 tokens on GPUs, 128 on CPUs). By default where this changes "
+        "no bits: with `batch_invariant`, on CPUs, and on GPUs with FlashAttention 3 or Triton's attention. "
+        "Not for a mixture of experts whose routes are recorded (`model.follow_routes`). New weights never "
+        "read what older ones computed.",
     )
     speculation: bool = Field(
         False,
@@ -150,7 +160,7 @@ class VllmSettings(EngineSettings):
             batch_invariant=self.batch_invariant, stopping=stopping_of(model, spec),
             drafter=drafter, gpu=self._gpu(spec),
             options=self.options, rank=rank, routes=spec.model.follow_routes,
-            eight_bits=self.eight_bits,
+            eight_bits=self.eight_bits, prefix_caching=self.prefix_caching,
         )  # fmt: skip
 
     def _gpu(self, spec: RunSpec) -> GpuMemory:

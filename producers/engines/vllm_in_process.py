@@ -42,6 +42,7 @@ from producers.engines.rank_group import EngineRank, joined_ranks
 from producers.engines.route_recorder import RouteRecorder, recording_from_the_start
 from producers.engines.sampler import StreamSampler, own_id
 from producers.engines.scatter import HeldWeights
+from producers.engines.shared_prompts import SharedPrompts, sharing_asked
 from producers.engines.speculation import Speculation
 from producers.engines.vllm_options import VllmOption, merged_arguments
 from producers.stopping import Stopping
@@ -137,6 +138,15 @@ def _memory(gpu: GpuMemory, kv_cache_mib: int | None, ranks: int) -> dict[str, A
     return bound | (gpu.arguments() if choices.cuda() else {})
 
 
+def _by_experts(model: str, sharing: bool | None, *, routes: bool, invariant: bool) -> dict[str, Any]:
+    """Return those of vLLM's arguments that depend on whether the model is a mixture of experts."""
+    is_mixture = route_shape(model) is not None
+    asked = sharing_asked(sharing, invariant=invariant, routed=routes and is_mixture)
+    # other backends lay the weights of experts out anew
+    plain = {"moe_backend": "triton"} if is_mixture and choices.cuda() else {}
+    return {"enable_prefix_caching": asked, **plain}
+
+
 class VllmEngine:
     """The engine on vLLM's CPU and GPU builds."""
 
@@ -160,12 +170,14 @@ class VllmEngine:
         rank: EngineRank | None = None,
         routes: bool = False,
         eight_bits: str = "",
+        prefix_caching: bool | None = None,
     ) -> None:
         """`rank`: which one this engine is of several that compute together; None: it computes alone.
 
         `kv_cache_mib`: of all ranks; None: what the share of a GPU leaves.
         `routes`: whether to record which experts a mixture's layers take. `eight_bits`: the way to hold
-        weights in eight bits; empty: they are as they come.
+        weights in eight bits; empty: they are as they come. `prefix_caching`: whether samples share what was
+        computed of their prompt; None: if that changes no bits.
         """
         prepare_environment(threads, batch_invariant=batch_invariant)
         check_build()
@@ -183,13 +195,12 @@ class VllmEngine:
             "model": model, "dtype": dtype, "seed": 0, "enforce_eager": on_cpu,
             "max_model_len": max_model_len, "max_num_seqs": slots,
             "max_num_batched_tokens": max(max_model_len, 64 * slots, 2048),
-            "enable_prefix_caching": False, "scheduling_policy": "priority", "disable_log_stats": True,
+            "scheduling_policy": "priority", "disable_log_stats": True,
             # drafts are made from the last step's tokens; vLLM has none on CPUs, and for stretches of layers
             "async_scheduling": not on_cpu and drafter is None and not (rank and rank.stretched),
         }  # fmt: skip
         arguments |= _memory(gpu or GpuMemory(), kv_cache_mib, rank.slicing.ranks if rank else 1)
-        if not on_cpu and route_shape(model) is not None:
-            arguments["moe_backend"] = "triton"  # others lay the weights of experts out anew
+        arguments |= _by_experts(model, prefix_caching, routes=routes, invariant=batch_invariant)
         rounded: list[PackedLayer] = []
         if eight_bits:
             check_no_experts(model)
@@ -241,6 +252,7 @@ class VllmEngine:
         self._slots, self._times = slots, StepTimes()
         self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
         self._keeps_bits = batch_invariant and (on_cpu or prefills_keep_bits(runner))
+        self._shared = SharedPrompts(self._engine, self._scheduler, prefix_caching, self._keeps_bits)
         self._speculation: Speculation | None = None
         if drafter:
             plan = rank.plan if rank else DraftPlan
@@ -248,6 +260,8 @@ class VllmEngine:
 
     def submit(self, request: SampleRequest) -> None:
         params = self._params(request.max_tokens - len(request.made))
+        if request.endless or not self._shared.on:
+            params.skip_reading_prefix_cache = True
         if request.endless:
             params.ignore_eos = True
         else:
@@ -263,7 +277,11 @@ class VllmEngine:
         self._arrived += 1.0  # in the place of the clock, which is another one in each rank
         self._engine.add_request(
             request.id,
-            {"type": "token", "prompt_token_ids": [*request.prompt, *request.made]},
+            {
+                "type": "token",
+                "prompt_token_ids": [*request.prompt, *request.made],
+                "cache_salt": self._shared.salt,
+            },
             params,
             arrival_time=self._arrived,
             priority=-round(request.priority),
@@ -401,6 +419,7 @@ class VllmEngine:
         self.weights.take()
         self._drain()  # meanwhile the weights come
         self.weights.settle()
+        self._shared.renew()
         if recompute:
             # All running samples are preempted: they wait without a KV cache, and the next step prefills
             # their prompts and tokens.
@@ -432,7 +451,10 @@ class VllmEngine:
 
     def pace(self) -> Pace:
         drafted, accepted = self._speculation.counts() if self._speculation else (0, 0)
-        return replace(self._times.pace(), keeps_bits=self._keeps_bits, drafted=drafted, accepted=accepted)
+        return replace(
+            self._times.pace(), keeps_bits=self._keeps_bits, drafted=drafted, accepted=accepted,
+            shared=self._shared.tokens(),
+        )  # fmt: skip
 
     def close(self) -> None:
         pass  # it ends with its process

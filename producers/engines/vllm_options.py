@@ -23,6 +23,7 @@ _SETTINGS = {
     "enable_lora": "model.lora", "tensor_parallel_size": "generator.tensor_parallel",
     "pipeline_parallel_size": "generator.pipeline_parallel",
     "enable_expert_parallel": "generator.expert_parallel",
+    "enable_prefix_caching": "generator.prefix_caching",
     "quantization": "generator.quantization", "quantization_config": "generator.quantization",
 }  # fmt: skip
 _REASONS = {
@@ -46,7 +47,6 @@ _REASONS = {
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",
     "async_scheduling": "it is on wherever samples are drawn by a GPU and without speculation",
-    "enable_prefix_caching": "what older weights have cached would be used with newer ones",
     "trust_remote_code": "code in a model's folder is never run",
     "skip_tokenizer_init": "answers are stopped by their text",
     "kv_cache_dtype": "keys and values are held as the model computes them, as the trainer has them",

@@ -10,7 +10,7 @@ _SHAPES = {"30M": (8, 512, 12_000), "100M": (12, 768, 24_000)}  # layers, width,
 SIZES = tuple(_SHAPES)
 
 
-def make_model(folder: Path, size: str, dtype: str) -> Path:
+def make_model(folder: Path, size: str, dtype: str, longest: int = 512) -> Path:
     """A Qwen2."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -22,7 +22,7 @@ def make_model(folder: Path, size: str, dtype: str) -> Path:
     config = Qwen2Config(
         vocab_size=words, hidden_size=width, intermediate_size=width * 8 // 3 // 64 * 64,
         num_hidden_layers=layers, num_attention_heads=width // 64, num_key_value_heads=width // 256,
-        max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0,
+        max_position_embeddings=longest, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0,
         bos_token_id=None,
     )  # fmt: skip
     Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)

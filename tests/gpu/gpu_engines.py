@@ -80,14 +80,19 @@ def run(engine: RemoteEngine, requests: Sequence[SampleRequest]) -> dict[str, Dr
     return rest_of(engine, requests)
 
 
-def rest_of(engine: RemoteEngine, requests: Sequence[SampleRequest]) -> dict[str, DrawnAnswer]:
+def ended(engine: RemoteEngine, count: int) -> dict[str, DrawnAnswer]:
     found: dict[str, DrawnAnswer] = {}
 
     def all_there() -> bool:
         found.update({finished.id: finished for finished in engine.step(0.2)})
-        return len(found) == len(requests)
+        return len(found) == count
 
-    wait_until(all_there, what=f"{len(requests)} samples")
+    wait_until(all_there, what=f"{count} samples")
+    return found
+
+
+def rest_of(engine: RemoteEngine, requests: Sequence[SampleRequest]) -> dict[str, DrawnAnswer]:
+    found = ended(engine, len(requests))
     for one in requests:
         assert len(found[one.id].tokens) == len(found[one.id].logprobs) == one.max_tokens
     return found

@@ -20,6 +20,7 @@ from tests.gpu.gpu_engines import (
     LONGEST,
     SLOTS,
     changed,
+    ended,
     give,
     give_first,
     gpu_engine,
@@ -80,6 +81,22 @@ def test_a_sample_has_the_same_bits_again_and_in_another_batch_and_alone(engine:
         found = run(engine, others)
         for one in others:
             same(found[one.id], first[one.id])
+
+
+def test_a_group_computes_its_prompt_once_and_has_the_same_bits(engine: RemoteEngine) -> None:
+    whole = [replace(request(number, 200), prompt=range(2, 32)) for number in range(2 * SLOTS)]
+    expected = run(engine, whole)
+    before = engine.pace().shared
+    for one in whole:
+        engine.submit(replace(one, endless=False))
+    found = ended(engine, len(whole))
+    least = 16 * (len(whole) - 1)
+    wait_until(
+        lambda: engine.step(0.1) == [] and engine.pace().shared - before >= least, what="shared prompts"
+    )
+    for one in whole:
+        assert found[one.id].tokens.size
+        same(found[one.id], expected[one.id], found[one.id].tokens.size)
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,20 @@ def test_a_sample_has_the_same_bits_in_any_batch(engine: RemoteEngine) -> None:
         same_bits(backwards[one.id], together[one.id])
     for one in requests[::19]:
         same_bits(run(engine, [one])[one.id], together[one.id])
+
+
+def test_a_group_computes_its_prompt_once_on_all_ranks(engine: RemoteEngine) -> None:
+    prompt = [4 + number % 9 for number in range(150)]
+    group = [SampleRequest(f"{number:07d}-00", prompt, 20, number, 1.0) for number in range(12)]
+    whole = run(engine, [replace(one, endless=True) for one in group])
+    before = engine.pace().shared
+    found = run(engine, group)
+    assert engine.pace().shared - before >= 11 * 128
+    for name, one in found.items():
+        end = len(one.tokens)
+        same_bits(
+            one, replace(whole[name], tokens=whole[name].tokens[:end], logprobs=whole[name].logprobs[:end])
+        )
 
 
 def test_it_draws_as_one_rank_does_but_for_rounding(model: Path, engine: RemoteEngine) -> None:

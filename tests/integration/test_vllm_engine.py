@@ -362,6 +362,60 @@ def test_weights_change_between_two_steps(engine: VllmEngine, model: Path) -> No
     assert not np.array_equal(after[asked.id].logprobs[made : made + 4], before.logprobs[made : made + 4])
 
 
+def long_request(index: int, prompt: int = 150) -> SampleRequest:
+    """One of a group, whose prompt fills a block of the KV cache and a part of the next."""
+    return SampleRequest(f"0000050-{index:02d}", [4 + n % 9 for n in range(prompt)], 20, 500 + index, 20.0)
+
+
+@pytest.fixture
+def unshared(engine: VllmEngine, model: Path) -> dict[int, list[DrawnAnswer]]:
+    """A group that is drawn sample by sample and shares nothing, by each of two versions of the weights."""
+    found = {}
+    group = [replace(long_request(index), endless=True) for index in range(24)]
+    for change in (3, 0):
+        give(engine, weights(model, change))
+        found[change] = [run(engine, [one])[one.id] for one in group]
+    return found
+
+
+def check_same(found: Mapping[str, DrawnAnswer], expected: list[DrawnAnswer]) -> None:
+    for one in expected:
+        drawn = found[one.id]
+        assert drawn.tokens.size
+        np.testing.assert_array_equal(drawn.tokens, one.tokens[: drawn.tokens.size])
+        np.testing.assert_array_equal(drawn.logprobs, one.logprobs[: drawn.tokens.size])
+
+
+def test_a_group_computes_its_prompt_once_and_has_the_same_bits(
+    engine: VllmEngine, unshared: dict[int, list[DrawnAnswer]]
+) -> None:
+    before = engine.pace().shared
+    check_same(run(engine, [long_request(index) for index in range(24)]), unshared[0])
+    assert engine.pace().shared - before >= 23 * 128
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_new_weights_find_nothing_that_older_ones_computed(
+    engine: VllmEngine, model: Path, unshared: dict[int, list[DrawnAnswer]], recompute: bool
+) -> None:
+    """Neither do samples that waited for a slot when the weights came."""
+    for index in range(20):
+        engine.submit(long_request(index))
+    for _ in range(3):
+        engine.step()
+    begun = {name for name, tokens in engine.unfinished().items() if tokens}
+    assert 0 < len(begun) < 20
+    give(engine, weights(model, 3), recompute=recompute)
+    for index in range(20, 24):
+        engine.submit(long_request(index))
+    found: dict[str, DrawnAnswer] = {}
+    while engine.unfinished():
+        found |= {finished.id: finished for finished in engine.step()}
+    check_same(found, [one for one in unshared[3] if one.id not in begun])
+    give(engine, weights(model, 0))
+    check_same(run(engine, [long_request(index) for index in range(24)]), unshared[0])
+
+
 HEADS = """
 import torch
 import vllm._custom_ops as ops

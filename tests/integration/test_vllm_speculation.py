@@ -182,6 +182,18 @@ def test_the_same_bits_through_preemption(made: VllmEngine, liar: Liar, plain: N
     same(found, expected)
 
 
+def test_a_group_computes_its_prompt_once_and_has_the_same_bits(
+    made: VllmEngine, liar: Liar, plain: None
+) -> None:
+    prompt = [4 + number % 9 for number in range(150)]
+    group = [SampleRequest(f"{number:07d}-00", prompt, 60, 1000 + number, 60.0) for number in range(12)]
+    expected = without(made, [replace(one, endless=True) for one in group])
+    teach(liar, group, expected)
+    before = made.pace().shared
+    same(run(made, group), expected)
+    assert made.pace().shared - before >= 11 * 128
+
+
 def test_a_sample_that_moves_has_the_same_bits(made: VllmEngine, liar: Liar, plain: None) -> None:
     asked = request(3, 60)
     whole = without(made, [asked])[asked.id]

@@ -54,6 +54,7 @@ def engine_of(vllm: QueuedVllm, stop: list[str]) -> VllmEngine:
     engine._sampler, engine._speculation, engine._slots, engine._times = vllm.sampler, None, 8, StepTimes()
     engine._stopping, engine.weights = Stopping(text, stop=stop), Weights(vllm)  # type: ignore[assignment]
     engine._arrived, engine._rank = 0.0, None
+    engine._shared = SimpleNamespace(on=True, salt="0", renew=lambda: None)  # type: ignore[assignment]
     engine._params = lambda tokens: tokens  # type: ignore[assignment,return-value]
     return engine
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from flows.planning.measuring_engine import Cell, cell_points, grid, real_points, real_requests
 from infra import core_waits
-from producers.engines.engine import SampleRequest
+from producers.engines.engine import Pace, SampleRequest
 from producers.engines.step_timing import StepTable, TimedDraw, draw_timed
 from producers.engines.without_model import ReplayEngine, VirtualClock
 from producers.first_prompts import FirstPrompt
@@ -48,6 +50,24 @@ def test_each_step_says_what_was_in_it() -> None:
     assert sorted((one.id, len(one.tokens), one.finish) for one in answers) == [
         ("a", 2, "stop"), ("b", 3, "stop"), ("c", 1, "stop"),
     ]  # fmt: skip
+
+
+def test_tokens_that_others_computed_are_left_out_of_prompts() -> None:
+    """Also where the engine says it a step before a sample's first token is there."""
+
+    class Sharing(SteppingEngine):
+        found = 100  # in draws before
+
+        def submit(self, request: SampleRequest) -> None:
+            super().submit(request)
+            self.found += 3
+
+        def pace(self) -> Pace:
+            return replace(super().pace(), shared=self.found)
+
+    lengths = {"a": 2, "b": 3, "c": 1}
+    table, _ = draw_timed(Sharing(lengths, 2), order(lengths))
+    assert table.prompt == [10 - 6, 0, 5 - 3]
 
 
 def test_samples_that_are_left_are_handed_over_as_they_are() -> None:

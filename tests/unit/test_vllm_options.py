@@ -28,7 +28,7 @@ from tests.factories import make_spec
         ("quantization", "that is said by generator.quantization"),
         ("load_format", "weights are written into"), ("kv_cache_dtype", "as the trainer has them"),
         ("seed", "a seed of its own"), ("trust_remote_code", "is never run"),
-        ("enable_prefix_caching", "what older weights have cached"),
+        ("enable_prefix_caching", "that is said by generator.prefix_caching"),
     ],
 )  # fmt: skip
 def test_what_streamrl_sets_is_refused_with_the_reason(name: str, why: str) -> None:
