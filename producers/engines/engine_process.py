@@ -152,7 +152,8 @@ class _Server:
             if made := self._engine.step(0.0):
                 self._running.difference_update(sample.id for sample in made)
                 self._say(*(report_of(answer) for answer in made))
-            if (made or self._running) and (not self._running or time.monotonic() - said_at > PACE_S):
+            ended = made and not self._running
+            if ended or (self._running and time.monotonic() - said_at > PACE_S):
                 said_at = time.monotonic()
                 self._say(Paced(self._engine.pace(), self._engine.unfinished()))
 

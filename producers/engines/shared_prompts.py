@@ -53,7 +53,7 @@ class SharedPrompts:
         self.on = bool(can) and (wanted is True or keeps_bits)
         self._scheduler, self._installs = scheduler, 0
         self._found = _Found()
-        if self.on:  # else vLLM counts only if it also makes statistics of every step
+        if self.on:  # by itself vLLM counts only if it makes statistics of every step
             scheduler.kv_cache_manager.log_stats = True
             scheduler.kv_cache_manager.prefix_cache_stats = self._found
 
