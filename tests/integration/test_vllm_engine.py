@@ -32,6 +32,7 @@ from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.measured_steps import measure_steps
 from producers.engines.vllm_in_process import GpuMemory, VllmEngine
 from producers.installing import Newest
+from tests.engine_draws import check_begins, finish, run
 from tests.factories import make_patch, make_sample, make_spec, make_tiny_model
 
 
@@ -87,15 +88,6 @@ def give(
 
 def request(number: int, tokens: int = 24) -> SampleRequest:
     return SampleRequest(f"{number:07d}-00", [4 + number % 9, 5, 6], tokens, 1000 + number, float(tokens))
-
-
-def run(engine: VllmEngine, requests: list[SampleRequest]) -> dict[str, DrawnAnswer]:
-    for one in requests:
-        engine.submit(one)
-    found: dict[str, DrawnAnswer] = {}
-    while engine.unfinished():
-        found |= {finished.id: finished for finished in engine.step()}
-    return found
 
 
 @pytest.fixture
@@ -326,9 +318,7 @@ def test_what_running_samples_go_on_with(
     new = weights(model, 3)
     made = give(engine, new, recompute=recompute)
     assert len(made) > 3 and max(made.values()) > 9
-    found: dict[str, DrawnAnswer] = {}
-    while engine.unfinished():
-        found |= {finished.id: finished for finished in engine.step()}
+    found = finish(engine)
     same = []
     for one in (one for one in requests if one.id in made):
         before = made[one.id]
@@ -354,9 +344,7 @@ def test_weights_change_between_two_steps(engine: VllmEngine, model: Path) -> No
         engine.step()
     made = engine.unfinished()[asked.id]
     give(engine, weights(model, 3))
-    after: dict[str, DrawnAnswer] = {}
-    while engine.unfinished():
-        after |= {finished.id: finished for finished in engine.step()}
+    after = finish(engine)
     give(engine, weights(model, 0))
     np.testing.assert_array_equal(after[asked.id].logprobs[:made], before.logprobs[:made])
     assert not np.array_equal(after[asked.id].logprobs[made : made + 4], before.logprobs[made : made + 4])
@@ -378,19 +366,11 @@ def unshared(engine: VllmEngine, model: Path) -> dict[int, list[DrawnAnswer]]:
     return found
 
 
-def check_same(found: Mapping[str, DrawnAnswer], expected: list[DrawnAnswer]) -> None:
-    for one in expected:
-        drawn = found[one.id]
-        assert drawn.tokens.size
-        np.testing.assert_array_equal(drawn.tokens, one.tokens[: drawn.tokens.size])
-        np.testing.assert_array_equal(drawn.logprobs, one.logprobs[: drawn.tokens.size])
-
-
 def test_a_group_computes_its_prompt_once_and_has_the_same_bits(
     engine: VllmEngine, unshared: dict[int, list[DrawnAnswer]]
 ) -> None:
     before = engine.pace().shared
-    check_same(run(engine, [long_request(index) for index in range(24)]), unshared[0])
+    check_begins(run(engine, [long_request(index) for index in range(24)]), unshared[0])
     assert engine.pace().shared - before >= 23 * 128
 
 
@@ -408,12 +388,10 @@ def test_new_weights_find_nothing_that_older_ones_computed(
     give(engine, weights(model, 3), recompute=recompute)
     for index in range(20, 24):
         engine.submit(long_request(index))
-    found: dict[str, DrawnAnswer] = {}
-    while engine.unfinished():
-        found |= {finished.id: finished for finished in engine.step()}
-    check_same(found, [one for one in unshared[3] if one.id not in begun])
+    found = finish(engine)
+    check_begins(found, [one for one in unshared[3] if one.id not in begun])
     give(engine, weights(model, 0))
-    check_same(run(engine, [long_request(index) for index in range(24)]), unshared[0])
+    check_begins(run(engine, [long_request(index) for index in range(24)]), unshared[0])
 
 
 HEADS = """

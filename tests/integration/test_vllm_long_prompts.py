@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +12,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from producers.engines.engine import DrawnAnswer, SampleRequest
+from producers.engines.engine import SampleRequest
 from producers.engines.vllm_in_process import VllmEngine
+from tests.engine_draws import check_begins, run
 from tests.factories import make_tiny_model
 
 PROMPT, ANSWER = 2600, 12  # a stretch has up to 1,000 keys of this model where caches are large
@@ -47,15 +48,6 @@ def group(number: int) -> list[SampleRequest]:
     ]
 
 
-def run(engine: VllmEngine, requests: Sequence[SampleRequest]) -> dict[str, DrawnAnswer]:
-    for one in requests:
-        engine.submit(one)
-    found: dict[str, DrawnAnswer] = {}
-    while engine.unfinished():
-        found |= {one.id: one for one in engine.step()}
-    return found
-
-
 @pytest.mark.parametrize("budget", [700, 4096])
 @pytest.mark.parametrize("endless", [False, True])
 def test_a_sample_has_the_same_bits_however_its_prompt_is_cut(
@@ -68,8 +60,4 @@ def test_a_sample_has_the_same_bits_however_its_prompt_is_cut(
     before = engine.pace().shared
     together = run(engine, requests)
     assert (engine.pace().shared > before) is not endless
-    for one in alone:
-        drawn = together[one.id]
-        assert drawn.tokens.size
-        np.testing.assert_array_equal(drawn.tokens, one.tokens[: drawn.tokens.size])
-        np.testing.assert_array_equal(drawn.logprobs, one.logprobs[: drawn.tokens.size])
+    check_begins(together, alone)

@@ -19,6 +19,7 @@ from infra.weights.patch import PatchFile
 from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest
 from producers.engines.history_drafter import HistoryDrafter
 from producers.engines.vllm_in_process import VllmEngine
+from tests.engine_draws import run
 from tests.factories import TINY_MIXTURES, make_patch, make_tiny_mixture
 from tests.integration.test_vllm_speculation import Liar
 
@@ -64,15 +65,6 @@ def give(engine: VllmEngine, patch: PatchFile, tensors: Mapping[str, torch.Tenso
 
 def request(number: int, tokens: int = 24, made: tuple[int, ...] = ()) -> SampleRequest:
     return SampleRequest(f"{number:07d}-00", PROMPT, tokens, 1000 + number, float(tokens), made)
-
-
-def run(engine: VllmEngine, requests: list[SampleRequest]) -> dict[str, DrawnAnswer]:
-    for one in requests:
-        engine.submit(one)
-    found: dict[str, DrawnAnswer] = {}
-    while engine.unfinished():
-        found |= {one.id: one for one in engine.step()}
-    return found
 
 
 def equal(one: DrawnAnswer, other: DrawnAnswer) -> bool:

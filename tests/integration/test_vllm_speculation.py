@@ -19,6 +19,7 @@ from producers.engines.measured_steps import measure_steps
 from producers.engines.speculation import Speculation
 from producers.engines.vllm_in_process import VllmEngine
 from producers.stopping import Stopping
+from tests.engine_draws import finish, run
 from tests.factories import make_patch, make_tiny_model
 
 LEAST, END = 5, 1
@@ -111,19 +112,6 @@ def install(engine: VllmEngine, model: Path, change: int, *, recompute: bool) ->
 def request(number: int, tokens: int, prompt: int | None = None) -> SampleRequest:
     first = 4 + (number if prompt is None else prompt) % 9
     return SampleRequest(f"{number:07d}-00", [first, 5, 6], tokens, 1000 + number, float(tokens))
-
-
-def finish(engine: VllmEngine) -> dict[str, DrawnAnswer]:
-    found: dict[str, DrawnAnswer] = {}
-    while engine.unfinished():
-        found |= {one.id: one for one in engine.step()}
-    return found
-
-
-def run(engine: VllmEngine, requests: Sequence[SampleRequest]) -> dict[str, DrawnAnswer]:
-    for one in requests:
-        engine.submit(one)
-    return finish(engine)
 
 
 def without(engine: VllmEngine, requests: Sequence[SampleRequest]) -> dict[str, DrawnAnswer]:
