@@ -83,8 +83,9 @@ test: setup kafka s3 promtool chromium lint  ## every test, against real service
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/unit
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
 
-coverage: setup  ## lines that no unit test runs
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term-missing:skip-covered tests/unit
+coverage: setup  ## lines that no test runs which needs no service
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term-missing:skip-covered \
+		tests/unit tests/long tests/kernels
 
 lint: setup  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from infra.stack import local
 from infra.stack.paths import StackPaths
@@ -26,7 +28,7 @@ LONGEST = (
     "test_served_engine",
     "test_prefect_deployment",
 )
-MARKERS = ("unit", "long", "integration", "e2e", "chaos", "gpu")
+MARKERS = ("unit", "long", "kernels", "integration", "e2e", "chaos", "gpu")
 
 
 def pytest_configure() -> None:
@@ -59,6 +61,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def key_files(tmp_path: Path) -> dict[str, str]:
+    """Files of two pairs of keys: `own`, `own.pub`, `other` and `other.pub`."""
+    files = {}
+    for name in ("own", "other"):
+        key = ed25519.Ed25519PrivateKey.generate()
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        private.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        public.write_bytes(
+            key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+        files |= {name: str(private), f"{name}.pub": str(public)}
+    return files
 
 
 @pytest.fixture(scope="session")

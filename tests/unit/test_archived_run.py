@@ -19,7 +19,7 @@ from infra.runs import find
 from schemas.runspec import RunSpec
 from tests.factories import make_context, make_spec, make_tiny_model
 from tests.fakes.crashing import World, hurry
-from tests.unit.test_recorded import another, trained
+from tests.long.test_recorded import another, trained
 
 ALGORITHM = {"iterations": 4, "groups": 4, "group_size": 2, "learning_rate": 1e-2, "optimizer_steps": 2}
 

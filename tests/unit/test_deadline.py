@@ -29,8 +29,8 @@ from tests.bench._lengths import CURVE
 from tests.dispatching import Dispatched
 from tests.factories import make_context, make_sample, make_spec
 from tests.feeding import make_step
+from tests.long.test_dispatch_bounds import Service
 from tests.unit.test_backlog import prompt
-from tests.unit.test_dispatch_bounds import Service
 from tests.waiting import wait_until
 
 LONGEST = 20_000

@@ -26,9 +26,9 @@ from schemas.runspec import SEAMS, RunSpec
 from schemas.stores import OWN_STORES
 from tests.examples import settings_of, write_examples
 from tests.factories import TASK, make_spec, make_tiny_model
+from tests.long.test_losses_optimum import REWARDS, learned
 from tests.training import rows_of
 from tests.unit.test_dispatch import CURVE, generate, job
-from tests.unit.test_losses_optimum import REWARDS, learned
 
 RUN_FILE = "run: test\ntask: {python: task.py}\nmodel: {path: model}\n"
 OF_SECTIONS = {"loss": "loss", "learner": "trainer", "engine": "generator", "policy": "dispatch"}

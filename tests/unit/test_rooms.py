@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,15 @@ FOREIGN = {"schemas": {"torch", "kafka", "prefect"}}
 FORBIDDEN_EVERYWHERE = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 
 
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax tree."""
+    return list(ast.walk(ast.parse(file.read_text())))
+
+
 def imports(file: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in nodes(file):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -42,6 +49,7 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
         assert not others, f"{file} imports {others}"
 
 
+@cache
 def modules() -> dict[str, Path]:
     found = {}
     for room in ROOMS:
@@ -50,12 +58,13 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """By module, the modules that it imports, also inside of functions."""
     known = modules()
     found: dict[str, set[str]] = {name: set() for name in known}
     for name, file in known.items():
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
                 found[name] |= names or ({node.module} & known.keys())
@@ -112,9 +121,7 @@ def test_no_constructor_starts_a_thread_or_a_process_or_opens_a_topic() -> None:
     """`open()` or `with` does: whoever only makes an object leaves nothing behind."""
     found = []
     for name, file in modules().items():
-        for kind in (
-            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
-        ):
+        for kind in (node for node in nodes(file) if isinstance(node, ast.ClassDef)):
             for method in kind.body:
                 if isinstance(method, ast.FunctionDef) and method.name in ("__init__", "__post_init__"):
                     calls = [node.func for node in ast.walk(method) if isinstance(node, ast.Call)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.factories import make_tiny_model
-from tests.unit.test_recorded_samples import Done, over
+from tests.long.test_recorded_samples import Done, over
 
 COMMANDS = {
     "replay": "replay {run} --step {step}",

@@ -22,8 +22,8 @@ from schemas.wire import decode, encode
 from tests.factories import make_sample, make_tiny_model
 from tests.fakes.crashing import World
 from tests.feeding import make_prompt
-from tests.unit.test_fork import context_of, world_of
-from tests.unit.test_fork_past import forked
+from tests.long.test_fork import context_of, world_of
+from tests.long.test_fork_past import forked
 
 GROUPS = 4
 ASYNC = {"mode": "async", "staleness": 1, "iterations": 7, "groups": GROUPS}

@@ -40,7 +40,7 @@ def reward(problem, completion):
 
 GARBAGE = """
 import os
-for descriptor in range(3, 64):
+for descriptor in range(3, 1024):
     try:
         os.write(descriptor, b"garbage\\n")
     except OSError:

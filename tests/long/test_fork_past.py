@@ -20,7 +20,7 @@ from infra.runs import RunRecord
 from infra.sealed import sealed
 from tests.factories import make_tiny_model
 from tests.fakes.crashing import Crash, World
-from tests.unit.test_fork import context_of, goes_on, world_of
+from tests.long.test_fork import context_of, goes_on, world_of
 
 REPLAY = {"loss": {"kind": "tb", "replay": 0.5}, "algorithm": {"iterations": 8}}
 

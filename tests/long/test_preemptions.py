@@ -15,7 +15,7 @@ from flows.plans.simulated_split import simulated_split
 from flows.simulation.simulated_run import SimulatedRun, SimulatedSite, SimulationError
 from flows.simulation.world import simulate
 from schemas.machines import MachinesSection
-from tests.unit.test_run_plan import inputs_of, spec_of_test
+from tests.long.test_run_plan import inputs_of, spec_of_test
 from tests.unit.test_simulated_balance import balanced
 from tests.unit.test_simulation import ENGINE, check_whole, digest
 

@@ -73,6 +73,6 @@ def test_three_tiles_a_thread_are_enough(threads: int, changed: float | None) ->
         "PYTHONPATH": str(ROOT),
         "MALLOC_MMAP_THRESHOLD_": "65536",
     }  # what is free is given back
-    code = f"from tests.unit.test_codec_memory import measure; measure({threads}, {changed})"
+    code = f"from tests.long.test_codec_memory import measure; measure({threads}, {changed})"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

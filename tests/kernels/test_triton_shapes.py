@@ -21,8 +21,8 @@ from infra.weights import four_bits_gpu
 from infra.weights.codec import gpu_kernels
 from infra.weights.four_bits import BLOCK_WEIGHTS
 from producers.engines import gpu_draw
+from tests.kernels.test_codec_gpu import launches as codec_launches
 from tests.triton_kernels import check_compiles, interpreted, kernels_in, launches_at
-from tests.unit.test_codec_gpu import launches as codec_launches
 
 ROOT = Path(__file__).parents[2]
 # Of Qwen2.5's 7B, 32B and 72B: width, width between gate and down, heads.
