@@ -158,17 +158,23 @@ TINY_MIXTURES: dict[str, dict[str, Any]] = {
 
 def make_tiny_mixture(folder: Path, kind: str, *, seed: int = 0, **config: Any) -> Path:
     """A mixture of experts of one of TINY_MIXTURES, with random weights and a tokenizer of characters."""
+    return make_tiny_kind(
+        folder, kind, seed=seed, **{"num_experts_per_tok": 2, **TINY_MIXTURES[kind], **config}
+    )
+
+
+def make_tiny_kind(folder: Path, kind: str, *, seed: int = 0, **config: Any) -> Path:
+    """A model of a kind (a config's model_type), with random weights and a tokenizer of characters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     common = {
         "vocab_size": 24, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
         "num_key_value_heads": 1, "max_position_embeddings": 256, "eos_token_id": 1, "pad_token_id": 0,
-        "bos_token_id": None, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+        "bos_token_id": None, "tie_word_embeddings": False,
     }  # fmt: skip
     torch.manual_seed(seed)
-    settings = {**common, **TINY_MIXTURES[kind], **config}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**common, **config}))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:  # norms stay as they are

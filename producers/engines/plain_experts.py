@@ -10,18 +10,21 @@ A rank of several computes its part of a sum, which all ranks add up: by slices 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import linear
 
 from infra import choices, cpu_linear
+from producers.engines.cpu_activations import Activation, Functions
 from producers.engines.engine import EngineError
 from producers.engines.packed_linear import Product, invariant_product
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")
+_FUNCTIONS = Functions()
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": _FUNCTIONS.silu, "gelu": _FUNCTIONS.gelu,
+    "gelu_tanh": partial(_FUNCTIONS.gelu, approximate="tanh"),
 }  # fmt: skip
 _MOST_AT_ONCE = 1 << 24  # elements of what the experts of some tokens compute: bounds a long prompt's memory
 
@@ -57,7 +60,7 @@ class PlainExperts:
 
     def _some(
         self, hidden: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, *, w13: torch.Tensor,
-        w2: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor],
+        w2: torch.Tensor, act: Activation,
     ) -> torch.Tensor:  # fmt: skip
         tokens, each = experts.shape
         order = experts.flatten().argsort(stable=True)

@@ -36,6 +36,7 @@ from infra import choices
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import read_patch
 from infra.weights.slices import Slicing
+from producers.engines.cpu_activations import use_vectors, use_vectors_in
 from producers.engines.cpu_attention import use_one_stretch
 from producers.engines.engine import EngineError
 from producers.engines.held_slices import check_slices
@@ -64,6 +65,7 @@ if not choices.cuda():
 
     use_plain_experts(invariant=True)
     use_one_stretch()
+    use_vectors()
     # vLLM ends its workers by SIGKILL
     _CPUSHMDistributed._init_cpu_shm = without_names(_CPUSHMDistributed._init_cpu_shm)
 elif os.environ.get("VLLM_BATCH_INVARIANT") == "1":
@@ -116,6 +118,8 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPlace]):
         self._settle()
         self._drop_staged()
         check_experts(self.model)
+        if not choices.cuda():
+            use_vectors_in(self.model)
         ranks, shapes = get_tensor_model_parallel_world_size(), dict[str, Sequence[int]](init_info.shapes)
         if ranks > 1:
             self._slicing = Slicing(RankLayout(ranks), init_info.heads, init_info.kv_heads)

@@ -27,6 +27,7 @@ from infra.route_shapes import route_shape
 from infra.weights.eight_bits import shapes_with_scales
 from infra.weights.folder import ModelFolder
 from infra.weights.patch import Patch
+from producers.engines.cpu_activations import use_vectors, use_vectors_in
 from producers.engines.cpu_attention import use_one_stretch
 from producers.engines.draft_plan import DraftPlan
 from producers.engines.drafter import Drafter
@@ -147,6 +148,22 @@ def _by_experts(model: str, sharing: bool | None, *, routes: bool, invariant: bo
     return {"enable_prefix_caching": asked, **plain}
 
 
+def _look_at(model: torch.nn.Module, *, by_vectors: bool) -> None:
+    """Refuse a loaded model with layers that samples can't be drawn by; `by_vectors`: activations are."""
+    check_experts(model)
+    if by_vectors:
+        use_vectors_in(model)
+
+
+def _keep_bits(*, on_cpu: bool) -> None:
+    """Have the next engine compute a token alike in every batch; its linear layers do by themselves."""
+    if on_cpu:
+        use_one_stretch()
+        use_vectors()
+    else:
+        use_one_kernel()
+
+
 class VllmEngine:
     """The engine on vLLM's CPU and GPU builds."""
 
@@ -190,7 +207,7 @@ class VllmEngine:
         if on_cpu:
             use_plain_experts(invariant=batch_invariant)
         if batch_invariant:
-            use_one_stretch() if on_cpu else use_one_kernel()
+            _keep_bits(on_cpu=on_cpu)
         arguments = {
             "model": model, "dtype": dtype, "seed": 0, "enforce_eager": on_cpu,
             "max_model_len": max_model_len, "max_num_seqs": slots,
@@ -237,7 +254,7 @@ class VllmEngine:
             self._sampler.watch = partial(self._routes.take, runner)
             self._routes.guesses = drafter is not None
         runner.sampler.topk_topp_sampler = self._sampler
-        check_experts(runner.model)
+        _look_at(runner.model, by_vectors=batch_invariant and on_cpu)
         folder, self._rank, self._arrived = ModelFolder(model), rank, 0.0
         shapes = shapes_with_scales(folder.shapes) if eight_bits else folder.shapes
         first_expert = rank.first_expert if rank else 0
