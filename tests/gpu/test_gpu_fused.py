@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from consumers.learners.fingerprint import fingerprint
-from tests.unit import test_fused, test_gpu_draw
+from tests.kernels import test_fused, test_gpu_draw
 
 
 @pytest.mark.parametrize(
