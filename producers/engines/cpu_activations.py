@@ -63,7 +63,11 @@ def use_vectors() -> None:
 
 
 def use_vectors_in(model: torch.nn.Module) -> None:
-    """Do the same for layers of torch and transformers: vLLM takes some kinds of models from there."""
+    """Do the same for layers of torch and transformers: vLLM takes some kinds of models from there.
+
+    A server's model comes here again with each generator that begins; its layers are changed once.
+    """
     for layer in model.modules():
-        if type(layer).__module__ in ("transformers.activations", "torch.nn.modules.activation"):
+        is_plain = type(layer).__module__ in ("transformers.activations", "torch.nn.modules.activation")
+        if is_plain and "forward" not in vars(layer):
             layer.forward = partial(by_vectors, layer.forward)
