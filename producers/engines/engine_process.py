@@ -149,13 +149,15 @@ class _Server:
         said_at = time.monotonic()
         while True:
             self._listen()
-            if made := self._engine.step(0.0):
-                self._running.difference_update(sample.id for sample in made)
-                self._say(*(report_of(answer) for answer in made))
+            made = self._engine.step(0.0)
+            self._running.difference_update(sample.id for sample in made)
+            reports: list[Report] = [report_of(answer) for answer in made]
             ended = made and not self._running
             if ended or (self._running and time.monotonic() - said_at > PACE_S):
                 said_at = time.monotonic()
-                self._say(Paced(self._engine.pace(), self._engine.unfinished()))
+                reports.append(Paced(self._engine.pace(), self._engine.unfinished()))
+            if reports:  # in one message: with its last answer the generator has the pace that counts it
+                self._say(*reports)
 
     def _listen(self) -> None:
         """Obey all orders that have come. Without running samples, or at rest, wait for one."""

@@ -129,6 +129,13 @@ def test_makes_what_it_is_told_and_reports_together_what_finishes_together(link:
     assert np.frombuffer(made.tokens, np.int32).tolist() == [0]
 
 
+def test_says_its_pace_together_with_the_last_sample(link: Connection) -> None:
+    """So whoever has all samples has a pace that counts them all, too."""
+    send(link, submit("a", 1), submit("b", 2))
+    assert names(read(link)) == ["a"]
+    assert [type(report) for report in read(link)] == [AnswerReport, Paced]
+
+
 def test_forgets_what_is_not_wanted_and_waits_when_nothing_is_left(link: Connection) -> None:
     send(link, submit("a", 10**9), submit("b", 10**9))
     send(link, Abort(["a", "b", "never seen"]))
