@@ -70,7 +70,8 @@ FUSED = Choice(
     "kernels of their own", "on where a GPU computes them", ("off",),
 )  # fmt: skip
 CORES = Choice(
-    "STREAMRL_CORES", "how many cores there are, for threads that copy, hash and code weights",
+    "STREAMRL_CORES",
+    "how many cores count for ranks of engines, and for threads that copy, hash and code weights",
     "the cores that the process may run on",
 )  # fmt: skip
 ROOM = Choice(

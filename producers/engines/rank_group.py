@@ -5,7 +5,7 @@ the weights. All are given the same work in the same order, so they decide alike
 a stretch of layers gives to the next pass between them. vLLM calls this an external launcher.
 
 How ranks join is in `rank_meeting.py`. On CPUs vLLM sums in shared memory. Ranks of several machines have
-none, and ranks that have no core each would wait long for others there: gloo moves what those sum.
+none, and ranks that share cores would wait long for each other there: gloo moves what those sum.
 """
 
 from __future__ import annotations
@@ -157,8 +157,9 @@ def _joined_on_cpu(rank: EngineRank) -> Iterator[None]:
     plain = shared._CPUSHMDistributed._init_cpu_shm
     asks = shared.CpuCommunicator._all_group_ranks_share_shm_group_name
     shared._CPUSHMDistributed._init_cpu_shm = without_names(plain)
-    # in shared memory a rank spins until the others come: 4 ranks on 2 cores took 30 times as long a step
-    in_memory = not isinstance(rank.meeting, FarMeeting) and rank.slicing.ranks <= choices.cores()
+    # In shared memory a rank spins until the others come: 4 ranks on 2 cores took 30 times as long a step. So
+    # each needs a core, and what runs beside them, too.
+    in_memory = not isinstance(rank.meeting, FarMeeting) and rank.slicing.ranks < choices.cores()
     shared.CpuCommunicator._all_group_ranks_share_shm_group_name = lambda self: in_memory
     if rank.slicing.layout.tensor > _COMMUTES:
         shared.CpuCommunicator.all_reduce = add_in_order
