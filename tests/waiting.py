@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = 120.0) -> None:
+def wait_until(condition: Callable[[], object], *, what: str, deadline_s: float = 30.0) -> None:
     until = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > until:

@@ -119,7 +119,7 @@ def ended(engine: RemoteEngine, count: int) -> dict[str, DrawnAnswer]:
         found.update({finished.id: finished for finished in engine.step(0.2)})
         return len(found) == count
 
-    wait_until(all_there, what=f"{count} samples")
+    wait_until(all_there, what=f"{count} samples", deadline_s=DEADLINE_S)
     return found
 
 
@@ -282,6 +282,19 @@ def test_a_rank_that_is_killed_ends_the_engine_and_is_named(model: Path) -> None
         engine.close()
 
 
+def end_with_rank_0(engine: RemoteEngine) -> None:
+    ranks = ranks_of(engine)
+    os.kill(engine.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(psutil.pid_exists, ranks)), what="the end of the other ranks")
+    assert not list(Path("/dev/shm").glob(f"streamrl-{engine.pid}-*"))
+
+
+def test_ranks_end_with_rank_0(model: Path) -> None:
+    engine = started(model)
+    end_with_rank_0(engine)
+    engine.close()
+
+
 def test_sums_in_shared_memory_have_the_same_bits_and_leave_nothing_behind(
     model: Path, engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,9 +306,6 @@ def test_sums_in_shared_memory_have_the_same_bits_and_leave_nothing_behind(
         give(in_memory, model, weights(model))
         for name, answer in run(in_memory, requests).items():
             same_bits(answer, over_gloo[name])
-        ranks = ranks_of(in_memory)
-        os.kill(in_memory.pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(psutil.pid_exists, ranks)), what="the end of the other ranks")
-        assert not list(Path("/dev/shm").glob(f"streamrl-{in_memory.pid}-*"))
+        end_with_rank_0(in_memory)
     finally:
         in_memory.close()
