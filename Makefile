@@ -28,7 +28,7 @@ bytecode  := --compile-bytecode
 # The build of torch for CPUs imports none of the CUDA libraries that the plain one needs.
 unneeded  := $(if $(cpu_torch),^(nvidia-|cuda-),^$$)
 
-.PHONY: help setup kafka s3 promtool chromium demo test coverage lint docs clean requirements
+.PHONY: help setup kafka s3 promtool chromium demo test test-all coverage lint docs clean requirements
 
 help:  ## print the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1|\2/' \
@@ -79,9 +79,14 @@ chromium:  ## install Debian's chromium (as root); tests open the page of a run 
 demo: setup kafka  ## a whole small run on this machine
 	$(BIN)/streamrl demo
 
-test: setup kafka s3 promtool chromium lint  ## every test, against real services, behind the linters
+beside := --numprocesses 3 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
+
+test: setup kafka s3 promtool chromium lint  ## the tests, against real services, behind the linters
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile tests/unit
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder tests --ignore tests/unit
+	$(BIN)/python -m pytest $(beside) -m "not thorough"
+
+test-all: test  ## also those that take minutes each, and repeat at length what others show
+	$(BIN)/python -m pytest $(beside) -m thorough
 
 coverage: setup  ## lines that no test runs which needs no service
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=term-missing:skip-covered \

@@ -1,4 +1,4 @@
-"""Real services for the tests: one broker, one S3 and one Prefect server a session, each on demand.
+"""Real services for the tests, each on demand: a broker and an S3 server a session, a Prefect server a file.
 
 A test gets its marker from its folder: tests/integration/test_x.py is marked `integration`.
 """
@@ -42,6 +42,10 @@ def pytest_configure() -> None:
     os.environ.setdefault("STREAMRL_CACHE", str(TESTS.parent / ".streamrl"))
     # Tests run side by side: threads of one would only hold up the others.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Hundreds of processes import torch or vLLM. In huge pages that takes half the time where a page fault is
+    # slow, as on a machine within a machine.
+    os.environ.setdefault("PYTHONMALLOC", "malloc")
+    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     # A developer's own stack may be running: take free ports and leave its keys alone.
     for service in ("KAFKA", "S3", "PREFECT"):
         os.environ[f"STREAMRL_{service}_PORT"] = "0"
@@ -115,17 +119,17 @@ def s3(s3_home: StackPaths) -> Iterator[S3Access]:
         yield access
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prefect_stack(new_home: Callable[[str], StackPaths]) -> Iterator[local.Stack]:
-    """The session's Prefect server; `.env()` is what its clients need."""
+    """A Prefect server; `.env()` is what its clients need. Idle it is busy, too: it ends with the file."""
     paths = new_home("prefect")
     with ending_with_us(paths):
         yield local.start_stack(kafka=False, prefect=True, paths=paths)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def prefect_api(prefect_stack: local.Stack) -> str:
-    """The URL of the session's Prefect API."""
+    """The URL of its API."""
     assert prefect_stack.prefect_api_url is not None
     return prefect_stack.prefect_api_url
 

@@ -56,7 +56,7 @@ def make_spec(**sections: Any) -> RunSpec:
         "algorithm": {"iterations": 3, "groups": 4, "group_size": 2, "learning_rate": 1e-3},
         "lengths": {"classes": 2},
         "trainer": {"microbatch_tokens": 64, "bundle_tokens": 32, "checkpoint_every": 2},
-        "deadlines": {"progress_s": 120, "start_s": 120},
+        "deadlines": {"progress_s": 600, "start_s": 600},
     }
     for name, section in sections.items():
         data[name] = {**data[name], **section} if isinstance(data.get(name), dict) else section

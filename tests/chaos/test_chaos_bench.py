@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.thorough
 def test_some_runs_of_chaos(tmp_path: Path) -> None:
     arguments = ["--minutes", "0.5", "--seed", "5", "--iterations", "12", "--keep", str(tmp_path)]
     done = subprocess.run(

@@ -58,7 +58,6 @@ def reached(run: Run, version: int) -> bool:
     return any(said.version >= version for said in map(news.of, records) if isinstance(said, SiteReport))
 
 
-@pytest.mark.timeout(600)
 def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     spec = make_spec(  # of longer samples: there must be time to move
         sampling={"max_tokens": 200},
@@ -79,7 +78,6 @@ def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_mode
         assert not run.dead_letters()
 
 
-@pytest.mark.timeout(400)
 def test_numbers_speeds_and_sites_of_generators_change_no_bit(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
@@ -108,7 +106,7 @@ def test_numbers_speeds_and_sites_of_generators_change_no_bit(
     assert roots[0] == roots[1]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_five_join_and_five_die(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     with running(tmp_path / "calm", kafka, SPEC, tiny_model) as run:
         run.wait_for_end()

@@ -63,7 +63,7 @@ def kill_in_turn(run: Run, name: str, turn: Callable[[], bool]) -> None:
     run.start(name.rpartition("-")[0])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_whoever_is_killed_in_either_turn_changes_nothing(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

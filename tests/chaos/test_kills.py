@@ -45,7 +45,6 @@ def check(run: Run, undisturbed: list[str]) -> None:
     assert not run.dead_letters()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("victim", ["trainer", "generator", "feeder"])
 def test_a_killed_process_changes_nothing(
     tmp_path: Path, kafka: str, tiny_model: Path, undisturbed: list[str], victim: str
@@ -62,7 +61,6 @@ def test_a_killed_process_changes_nothing(
                 assert opened.again.step(step).equal
 
 
-@pytest.mark.timeout(400)
 def test_a_run_goes_on_from_its_archive_when_the_log_has_lost_its_beginning(
     tmp_path: Path, kafka: str, tiny_model: Path, undisturbed: list[str], prefect_stack: local.Stack
 ) -> None:
@@ -101,7 +99,6 @@ def _archived_by_the_flow(run: Run, prefect_stack: local.Stack) -> list[dict[str
     return rows
 
 
-@pytest.mark.timeout(400)
 def test_unfit_samples_are_made_again(
     tmp_path: Path, kafka: str, tiny_model: Path, undisturbed: list[str]
 ) -> None:
@@ -121,7 +118,6 @@ def test_unfit_samples_are_made_again(
         assert [step.root_out for step in run.steps()] == undisturbed
 
 
-@pytest.mark.timeout(400)
 def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
@@ -142,7 +138,7 @@ def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
         assert not run.dead_letters()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_in_order_of_arrival_each_group_is_trained_once_and_in_time(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
@@ -177,7 +173,6 @@ def test_in_order_of_arrival_each_group_is_trained_once_and_in_time(
                 assert opened.again.step(step).equal
 
 
-@pytest.mark.timeout(400)
 def test_a_killed_broker_loses_nothing(
     tmp_path: Path, new_home: Callable[[str], StackPaths], tiny_model: Path, undisturbed: list[str]
 ) -> None:

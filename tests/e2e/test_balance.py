@@ -93,7 +93,7 @@ class Whole:
         return [decode(one.value, kind) for one in read_all(self._bus, topic, deadline_s=30)]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_lengths_grow_sixfold_and_fall_back(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     fixed = Whole(tmp_path / "fixed", kafka, tiny_model, engine={}, group_s=0.0, placement={"generators": 1})
     # what the trainer really computes is a third of its time at most, and messages take little of the time of

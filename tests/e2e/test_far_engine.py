@@ -59,7 +59,7 @@ def write_run_file(folder: Path, kafka: str, model: Path) -> None:
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_a_run_goes_on_when_a_rank_of_its_engine_on_another_machine_is_lost(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,8 +125,9 @@ def write_run_file(
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("launcher", [*sorted(LAUNCHERS), "prefect"])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.thorough), "prefect"]
+)
 def test_launchers_start_ranks(
     tmp_path: Path, kafka: str, tiny_model: Path, launcher: str, request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,11 +161,11 @@ def test_launchers_start_ranks(
         assert f"rank {rank} is number {number} on 127.0.0.1" in log
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
     reason="network namespaces need root and /dev/net/tun",
 )
-@pytest.mark.timeout(900)
 def test_two_machines_train_as_one_also_if_a_rank_is_killed_or_a_machine_vanishes(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

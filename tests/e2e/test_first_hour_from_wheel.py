@@ -25,7 +25,7 @@ def here(tmp_path: Path, bin_folder: Path) -> Iterator[dict[str, str]]:
         run(bin_folder / "streamrl", "down", cwd=tmp_path, **found)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_the_first_hour(tmp_path: Path, bin_folder: Path, here: dict[str, str]) -> None:
     def streamrl(*words: str, code: int = 0) -> str:
         return run(bin_folder / "streamrl", *words, cwd=tmp_path, code=code, **here)

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from infra.runs import unique_name
 from schemas.messages import WeightsAnnouncement
 from tests.factories import TASK, make_spec, make_tiny_model
@@ -16,7 +14,6 @@ from tests.harness import ROOT, running, trained_ids
 from tests.waiting import wait_until
 
 
-@pytest.mark.timeout(300)
 def test_a_far_machine_fetches_what_it_needs(tmp_path: Path, kafka: str) -> None:
     """The run's own files are moved away as soon as its processes have read them."""
     model, home = make_tiny_model(tmp_path / "model"), tmp_path / "far"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -27,7 +26,6 @@ ASYNC = make_spec(
 )
 
 
-@pytest.mark.timeout(300)
 def test_a_sync_run_is_on_policy_and_its_ledger_complete(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
@@ -78,7 +76,6 @@ def trained_again(recorded: Run, folder: Path, kafka: str, model: Path) -> None:
             kill(process)
 
 
-@pytest.mark.timeout(300)
 def test_an_async_run_overlaps_within_its_bound_and_drops_nothing(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:

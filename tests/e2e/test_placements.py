@@ -50,7 +50,6 @@ def seconds_by_cause(run: Run, role: str) -> dict[str, float]:
     return dict(beats[-1].causes)
 
 
-@pytest.mark.timeout(400)
 def test_a_seed_gives_the_same_bits_in_every_placement(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     found = {
         name: in_placement(tmp_path / name.replace(" ", "-"), kafka, tiny_model, placement)
@@ -76,7 +75,6 @@ def test_a_seed_gives_the_same_bits_in_every_placement(tmp_path: Path, kafka: st
         assert max(sample.finished_at for sample in drawn) <= began
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("order", ["window", "arrival"])
 def test_several_generators_and_ranks_take_turns_in_async_mode(
     order: str, tmp_path: Path, kafka: str, tiny_model: Path

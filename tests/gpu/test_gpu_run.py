@@ -24,7 +24,6 @@ def broker_missing() -> bool:
     return not jars_present(StackPaths.locate())
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.skipif(broker_missing(), reason="Kafka's jars or Java are missing")
 def test_engine_and_learner_share_a_gpu(tmp_path: Path, kafka: str) -> None:
     shared = changes_of(_ONE_GPU)

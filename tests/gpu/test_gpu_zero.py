@@ -43,7 +43,6 @@ def check_third(learner: Learner, expected: Straight, floor: float = 0.0) -> Non
     assert apart(masters(learner), expected.third) < max(NEAR * moved, floor)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("stage", "offloaded"), [(1, False), (1, True), (3, False), (3, True)])
 def test_zero_steps_as_torch_does(

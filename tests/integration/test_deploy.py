@@ -28,7 +28,6 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 POOL, STEPS = "deploying", 60
 PROCESSES = ("consumers.trainer", "producers.feeder", "producers.generator", "infra.supervise.guard")
-pytestmark = pytest.mark.timeout(500)
 
 
 class Site:
@@ -187,6 +186,7 @@ def _last_root(site: Site, run: str) -> str:
     return weights.manifest(STEPS).root
 
 
+@pytest.mark.thorough
 def test_each_scheduled_start_is_a_run_of_its_own_after_the_one_before(site: Site, worker: None) -> None:
     site.streamrl("deploy", "run.yaml", "--name", "often", "--pool", POOL, "--home", str(site.home),
                   "--store", site.store, "--set", "run=often", "--set", "algorithm.iterations=1",

@@ -142,6 +142,7 @@ def test_a_far_rank_that_is_killed_is_named_and_the_machine_serves_the_next_star
         again.close()
 
 
+@pytest.mark.thorough
 def test_layers_may_be_divided_among_machines(tmp_path: Path) -> None:
     """Hidden states alone cross the network, and bits are those of an engine that has all layers."""
     generator = {"slots": 8, "kv_cache_mib": 2, "pipeline_parallel": 2}

@@ -568,7 +568,6 @@ def processes() -> list[psutil.Process]:
     return [one for one in psutil.Process(os.getpid()).children() if "--connection" in words_of(one)]
 
 
-@pytest.mark.timeout(240)
 def test_ranks_here_and_elsewhere_compute_the_bits_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

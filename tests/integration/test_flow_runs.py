@@ -23,7 +23,6 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "import tests.fakes.flow_with_fakes; from flows.cli import main; main()"
-pytestmark = pytest.mark.timeout(300)
 
 
 class Place:

@@ -67,7 +67,7 @@ def ran(*parts: str) -> Any:
     return json.loads(done.stdout.rpartition("BENCH gpu ")[2])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.thorough
 def test_its_parts_run_with_a_tiny_model() -> None:
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(lambda parts: ran(*parts), [("engine",), ("learner", "codec")])

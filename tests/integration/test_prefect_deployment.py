@@ -31,7 +31,6 @@ from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(400)
 
 
 @dataclass

@@ -43,7 +43,6 @@ def processes() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-@pytest.mark.timeout(600)
 def test_a_run_file_is_profiled(model: Path, tmp_path: Path) -> None:
     spec, told = spec_of(tmp_path), list[tuple[float, str]]()
     before = processes()

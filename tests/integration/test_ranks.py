@@ -108,7 +108,6 @@ def straight(model: str) -> dict[str, Straight]:
     return {dtype: Straight(model, spec_of(dtype)) for dtype in DTYPES}
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_computes_what_torch_does(
@@ -138,7 +137,6 @@ def test_zero_computes_what_torch_does(
     assert torch.nn.functional.linear is linear
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (3, 2)])
 def test_bf16_computes_what_torch_does(
     model: str, straight: dict[str, Straight], stage: int, ranks: int
@@ -156,7 +154,6 @@ def test_bf16_computes_what_torch_does(
             assert torch.equal(published[name.removeprefix("weights.")], tensor.bfloat16()), name
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("stage", [1, 3])
 def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straight], stage: int) -> None:
     expected = straight["float32"]
@@ -169,7 +166,6 @@ def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straig
         expected.check_close(masters(learner), expected.fourth)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_state_fits_another_number_of_ranks(model: str, straight: dict[str, Straight], stage: int) -> None:
     """Of three ranks, where parts are filled up; then in a process that starts anew, by itself, on torch."""
@@ -185,7 +181,6 @@ def test_a_state_fits_another_number_of_ranks(model: str, straight: dict[str, St
     assert digests_of(masters(plain)) == digests_of(straight["float32"].fourth)
 
 
-@pytest.mark.timeout(400)
 def test_torch_computes_the_same_bits_on_three_ranks(model: str, straight: dict[str, Straight]) -> None:
     spec = spec_of(ranks=3)
     with learning(model, spec) as learner:
@@ -193,7 +188,6 @@ def test_torch_computes_the_same_bits_on_three_ranks(model: str, straight: dict[
         assert digests_of(masters(learner)) == digests_of(straight["float32"].third)
 
 
-@pytest.mark.timeout(400)
 def test_a_critic_and_earlier_weights_beside_deepspeed(model: str, straight: object) -> None:
     """ZeRO-3 has to gather what the loss asks of the step's own weights, on all ranks at once."""
     iteration = ALGORITHM | {"optimizer_steps": 3}  # so that its first weights are not those of each step
@@ -228,7 +222,6 @@ def check_shares_beside_zero(learner: Learner, expected: set[str]) -> None:
             assert parameter._local_tensor.shape[0] == -(-parameter.shape[0] // learner._ranks), name
 
 
-@pytest.mark.timeout(400)
 def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None:
     spec = spec_of(ranks=2)
     with learning(model, spec) as learner:
@@ -244,12 +237,11 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
     assert "rank 1 of 2" in story, "the last lines of its log"
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("trainer", "exact", "silent"),
     [
-        ({}, True, set()),
-        ({"exact_sums": False}, False, set()),
+        pytest.param({}, True, set(), marks=pytest.mark.thorough),
+        pytest.param({"exact_sums": False}, False, set(), marks=pytest.mark.thorough),
         ({"learner": "deepspeed", "zero_stage": 2}, False, {Stage.GRADIENT, Stage.OPTIMIZER}),
         ({"learner": "fsdp"}, True, set()),
     ],
@@ -286,8 +278,7 @@ def rank_processes(trainer: psutil.Process) -> list[psutil.Process]:
     return [child for child in trainer.children() if "consumers.ranks.rank" in words_of(child)]
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("learner", ["deepspeed", "fsdp"])
+@pytest.mark.parametrize("learner", [pytest.param("deepspeed", marks=pytest.mark.thorough), "fsdp"])
 def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model: str, learner: str) -> None:
     """The trainer says which rank it was and ends; started again it takes the same steps to the same bits."""
     spec = make_spec(
@@ -315,7 +306,6 @@ def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model
         assert not run.dead_letters()
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kind", "trainer"),
     [

@@ -52,7 +52,7 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path, temporary: Path) -> Iterator[RemoteEngine]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TMPDIR", str(temporary))
-        made = RemoteEngine(options(model), threading.Event(), deadline_s=120).open()
+        made = RemoteEngine(options(model), threading.Event(), deadline_s=600).open()
     made.wait_until_ready()
     give(made, weights(model))
     yield made
@@ -149,7 +149,7 @@ def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
 
     monkeypatch.setattr(remote, "start_child", tampered)
     bell = threading.Event()
-    engine = RemoteEngine(options(model), bell, deadline_s=120).open()
+    engine = RemoteEngine(options(model), bell, deadline_s=600).open()
     engine.wait_until_ready()
     context = make_context(make_spec(generator={"slots": 2}), tmp_path, role="generator")
     running = Running(context, engine, bell)
@@ -172,7 +172,7 @@ def test_a_generator_publishes_nothing_of_an_engine_that_holds_other_weights(
 def test_it_ends_with_its_generator(model: Path) -> None:
     code = f"""
 from tests.integration.test_remote_engine import Path, RemoteEngine, options, threading
-engine = RemoteEngine(options(Path({str(model)!r})), threading.Event(), deadline_s=60).open()
+engine = RemoteEngine(options(Path({str(model)!r})), threading.Event(), deadline_s=600).open()
 print(engine.pid, flush=True)
 engine.wait_until_ready()
 """

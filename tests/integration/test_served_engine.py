@@ -39,8 +39,6 @@ from tests.harness import running
 from tests.servers import KEY, VllmServer
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(480)  # a server starts in 25 s, and in two minutes beside other tests
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -151,6 +149,7 @@ def logprobs_of(model: Path, tensors: dict[str, torch.Tensor], made: DrawnAnswer
     return logprobs[len(prompt) - 1 : -1].gather(1, whole[0, len(prompt) :, None])[:, 0].numpy()
 
 
+@pytest.mark.thorough
 def test_a_server_of_two_ranks_has_slices_of_the_weights(
     engine: ServedEngine, server: VllmServer, model: Path, tmp_path: Path
 ) -> None:
@@ -417,7 +416,7 @@ def test_a_server_that_was_killed_is_noticed_and_used_again(
     server: VllmServer, model: Path, tmp_path: Path
 ) -> None:
     options = EngineOptions(model=str(model), spec=spec_of(server).model_dump_json())
-    remote = RemoteEngine(options, threading.Event(), deadline_s=120).open()
+    remote = RemoteEngine(options, threading.Event(), deadline_s=600).open()
     try:
         remote.wait_until_ready()
         remote.prepare(make_patch(weights(model, 1), "one"))
@@ -433,7 +432,7 @@ def test_a_server_that_was_killed_is_noticed_and_used_again(
         remote.close()
     patient = spec_of(server, deadlines={"start_s": 300, "progress_s": 300})  # as the server's start below
     options = EngineOptions(model=str(model), spec=patient.model_dump_json())
-    waiting = RemoteEngine(options, threading.Event(), deadline_s=300).open()  # it waits for the server
+    waiting = RemoteEngine(options, threading.Event(), deadline_s=600).open()  # it waits for the server
     try:
         server.start()
         waiting.wait_until_ready()

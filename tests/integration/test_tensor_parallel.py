@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 
 RANKS = 2
 LAYOUT = RankLayout(RANKS)
-DEADLINE_S = 120
+DEADLINE_S = 600
 
 
 @pytest.fixture(scope="module")

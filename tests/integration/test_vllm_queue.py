@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.thorough
 def test_what_holds_without_batches_under_way_holds_with_them() -> None:
     """In a process of its own: what stands in for streams of a GPU stands in for those of all tests there."""
     done = subprocess.run(

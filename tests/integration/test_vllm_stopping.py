@@ -69,7 +69,7 @@ def spec(model: Path, prompt: list[int]) -> RunSpec:
 @pytest.fixture(scope="module")
 def engine(model: Path, spec: RunSpec) -> Iterator[RemoteEngine]:
     options = EngineOptions(model=str(model), spec=spec.model_dump_json())
-    made = RemoteEngine(options, threading.Event(), deadline_s=240).open()
+    made = RemoteEngine(options, threading.Event(), deadline_s=600).open()
     made.wait_until_ready()
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     made.prepare(make_patch({name: tensor.detach() for name, tensor in net.named_parameters()}))

@@ -26,7 +26,6 @@ from tests.prefect_calls import ask
 from tests.unit.test_weights import changed, same, series
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ def held(feeder: Feeder) -> int:
     return len(seen)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_memory_and_restart_are_flat(tmp_path: Path) -> None:
     others = Others(SPEC, tmp_path)
     bus, topics = others.context.bus, others.context.topics
