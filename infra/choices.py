@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 
+from infra.core_quota import quota_cores
 from infra.errors import Explained
 
 _NUMBER = re.compile("[1-9][0-9]{0,4}")
@@ -72,7 +73,7 @@ FUSED = Choice(
 CORES = Choice(
     "STREAMRL_CORES",
     "how many cores count for ranks of engines, and for threads that copy, hash and code weights",
-    "the cores that the process may run on",
+    "the cores that the process may run on, or fewer if its container's quota is worth fewer",
 )  # fmt: skip
 ROOM = Choice(
     "STREAMRL_ROOM", "where a checkpoint's rest goes when training overtakes the store",
@@ -97,7 +98,10 @@ ALL = (LINEAR, DEVICE, NUMBA, SCAN, FUSED, CORES, ROOM, ISA, ATEN, LLVM)
 def cores() -> int:
     """Return how many cores this process may use."""
     said = CORES.forced()
-    return int(said) if said else len(os.sched_getaffinity(0))
+    if said:
+        return int(said)
+    may_run_on = len(os.sched_getaffinity(0))
+    return min(may_run_on, quota_cores() or may_run_on)
 
 
 def cuda() -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flows.planning.main_memory import CORE_BYTES, GIB_BYTES, memory_here
 from flows.planning.preemption import Preemption
 from flows.planning.stage_times import TCP_DELAYS, LinkTimes
+from infra import choices
 from infra.errors import Explained
 from schemas.machines import MachinesSection
 from schemas.runspec import PlacementSection
@@ -84,7 +84,7 @@ class MachinePool:
 def pools_of(placement: PlacementSection, *, cores: int | None = None) -> tuple[MachinePool, ...]:
     """Return the pools that a run file names; without any, this machine's cores."""
     if not placement.machines:
-        here = cores or len(os.sched_getaffinity(0))
+        here = cores or choices.cores()
         return (MachinePool(HERE, CPU, devices=here, memory_bytes=memory_here()),)
     return tuple(_pool(name, section, placement) for name, section in placement.machines.items())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import sys
 import uuid
@@ -18,6 +17,7 @@ from pathlib import Path
 from flows.checkpoints.folder_writer import ShareProgress
 from flows.run.locations import models_folder
 from flows.run.request import LastingFailure, RunFailed
+from infra import choices
 from infra.code import module
 from infra.credentials import unset_credentials
 from infra.files.locks import locked
@@ -99,7 +99,7 @@ def _build(spec: RunSpec, target: Path, progress: ShareProgress) -> None:
         "--build", spec.model.build, "--folder", str(work / "model"), "--seed", str(spec.seed),
         "--progress", str(work / "progress"),
     ]  # fmt: skip
-    threads = str(min(8, len(os.sched_getaffinity(0))))
+    threads = str(min(8, choices.cores()))
     try:
         with Team(target.parent / "logs", grace_s=2.0) as team, (work / "progress").open() as told:
             name = f"build-{target.name}"

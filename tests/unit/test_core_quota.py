@@ -1,0 +1,80 @@
+"""Cores that a container's quota is worth, from files as the kernel shows them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infra import choices, core_quota
+from infra.core_quota import quota_cores
+
+
+class Kernel:
+    """Files of control groups."""
+
+    def __init__(self, folder: Path) -> None:
+        self.groups, self.files = folder / "cgroup", folder / "files"
+
+    def group(self, said: str) -> None:
+        self.groups.write_text(said)
+
+    def write(self, place: str, text: str) -> None:
+        file = self.files / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def cores(self) -> int | None:
+        return quota_cores(self.groups, self.files)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    return Kernel(tmp_path)
+
+
+def test_without_a_quota_there_is_none(kernel: Kernel) -> None:
+    assert kernel.cores() is None
+    kernel.group("0::/\n")
+    assert kernel.cores() is None
+    kernel.write("cpu.max", "max 100000\n")
+    assert kernel.cores() is None
+
+
+@pytest.mark.parametrize(("said", "cores"), [("200000 100000", 2), ("250000 100000", 2), ("50000 100000", 1)])
+def test_a_container_that_sees_itself_as_the_root(kernel: Kernel, said: str, cores: int) -> None:
+    kernel.group("0::/kubepods/pod1/somewhere/on/the/machine\n")
+    kernel.write("cpu.max", f"{said}\n")
+    assert kernel.cores() == cores
+
+
+def test_the_smallest_quota_around_it_counts(kernel: Kernel) -> None:
+    kernel.group("0::/pods/pod1/part\n")
+    kernel.write("pods/cpu.max", "800000 100000\n")
+    kernel.write("pods/pod1/cpu.max", "300000 100000\n")
+    kernel.write("pods/pod1/part/cpu.max", "max 100000\n")
+    kernel.write("pods/pod2/cpu.max", "100000 100000\n")
+    assert kernel.cores() == 3
+
+
+def test_the_first_version_of_control_groups(kernel: Kernel) -> None:
+    kernel.group("4:memory:/docker/1\n3:cpu,cpuacct:/docker/1\n1:name=systemd:/docker/1\n")
+    kernel.write("cpu,cpuacct/docker/1/cpu.cfs_period_us", "100000\n")
+    kernel.write("cpu,cpuacct/docker/1/cpu.cfs_quota_us", "-1\n")
+    assert kernel.cores() is None
+    kernel.write("cpu,cpuacct/docker/1/cpu.cfs_quota_us", "400000\n")
+    assert kernel.cores() == 4
+
+
+def test_what_makes_no_sense_is_no_quota(kernel: Kernel) -> None:
+    kernel.group("0::/\n")
+    for said in ("", "many", "1 2 3", "100000 0"):
+        kernel.write("cpu.max", said)
+        assert kernel.cores() is None
+
+
+@pytest.mark.parametrize("quota", [None, 1, 100_000])
+def test_no_more_cores_than_the_quota_count(monkeypatch: pytest.MonkeyPatch, quota: int | None) -> None:
+    monkeypatch.delenv(choices.CORES.variable, raising=False)
+    monkeypatch.setattr(choices, "quota_cores", lambda: quota)
+    assert choices.cores() == min(len(os.sched_getaffinity(0)), quota or 100_000)
+    assert core_quota.quota_cores() is None or core_quota.quota_cores() > 0
