@@ -126,7 +126,11 @@ def write_run_file(
 
 
 @pytest.mark.parametrize(
-    "launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.thorough), "prefect"]
+    "launcher",
+    [
+        pytest.param(one, marks=pytest.mark.thorough) if one == "deepspeed" else one
+        for one in (*sorted(LAUNCHERS), "prefect")
+    ],
 )
 def test_launchers_start_ranks(
     tmp_path: Path, kafka: str, tiny_model: Path, launcher: str, request: pytest.FixtureRequest,

@@ -430,8 +430,6 @@ def test_a_server_that_was_killed_is_noticed_and_used_again(
             wait_until(lambda: remote.step(0.1), what="an answer")
     finally:
         remote.close()
-    patient = spec_of(server, deadlines={"start_s": 300, "progress_s": 300})  # as the server's start below
-    options = EngineOptions(model=str(model), spec=patient.model_dump_json())
     waiting = RemoteEngine(options, threading.Event(), deadline_s=600).open()  # it waits for the server
     try:
         server.start()

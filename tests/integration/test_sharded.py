@@ -43,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"model": {"dtype": "bfloat16"}},
     "recomputed": {"trainer": {"gradient_checkpointing": True}},
 }
+THOROUGH = ("earlier", "bfloat16", "recomputed")
 
 
 @pytest.fixture(scope="module")
@@ -109,12 +110,7 @@ def check_shares(learner: Learner, spec: RunSpec) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [
-        "clipped",
-        "critic",
-        "balanced",
-        *(pytest.param(case, marks=pytest.mark.thorough) for case in ("earlier", "bfloat16", "recomputed")),
-    ],
+    [pytest.param(case, marks=pytest.mark.thorough) if case in THOROUGH else case for case in CASES],
 )
 def test_the_same_bits_on_any_number_of_ranks(model: str, case: str) -> None:
     """More micro-batches than ranks, dealt out unequally, so that some ranks fill up."""

@@ -119,7 +119,7 @@ def ended(engine: RemoteEngine, count: int) -> dict[str, DrawnAnswer]:
         found.update({finished.id: finished for finished in engine.step(0.2)})
         return len(found) == count
 
-    wait_until(all_there, what=f"{count} samples", deadline_s=DEADLINE_S)
+    wait_until(all_there, what=f"{count} samples", deadline_s=120)
     return found
 
 
