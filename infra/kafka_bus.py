@@ -32,6 +32,8 @@ _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its
 # request on the connection waits for that answer.
 _WAIT_MS, _PATIENT_MS = 400, 8_000
 _REFUSED_S = 2.0  # for whoever is not patient: so long it may be that nobody listens
+_ANSWERED_S = 15.0  # likewise: so long a broker may take to answer
+_TOPICS_READY_MS = 60_000
 _UNMETERED = {"metrics_enabled": False}  # nobody reads metrics, and counting requests costs time
 
 
@@ -48,7 +50,7 @@ class KafkaBus:
         delivery_s: float = 300.0,
         patient: bool = True,
     ) -> None:
-        """`patient`: try for some time also where nobody listens, as a broker may be about to start."""
+        """`patient`: try to reach a broker for `delivery_s`, even if nobody listens: it may be starting."""
         self.bootstrap_servers = bootstrap_servers
         self._replication, self._retention_hours = replication, retention_hours
         self._delivery_s = delivery_s
@@ -58,7 +60,7 @@ class KafkaBus:
             "bootstrap_servers": bootstrap_servers.split(","),
             "client_id": name,
             "reconnect_backoff_max_ms": 2_000,
-            "bootstrap_timeout_ms": 15_000,
+            "bootstrap_timeout_ms": int((delivery_s if patient else _ANSWERED_S) * 1000),
             **self._security,
         }
 
@@ -69,9 +71,10 @@ class KafkaBus:
             missing = {topic.name: self._settings(topic) for topic in topics if topic.name not in existing}
             with contextlib.suppress(TopicAlreadyExistsError):  # another process made it in between
                 if missing:
-                    admin.create_topics(missing, wait_for_metadata=True)
-            self._keep_longer(admin, [topic for topic in topics if topic.name in existing])
+                    admin.create_topics(missing)
             names = [topic.name for topic in topics]
+            admin.wait_for_topics(names, timeout_ms=_TOPICS_READY_MS)
+            self._keep_longer(admin, [topic for topic in topics if topic.name in existing])
             known = {found["name"]: len(found["partitions"]) for found in admin.describe_topics(names)}
         except KafkaError as error:
             raise BusError(

@@ -66,7 +66,7 @@ class Running:
 
     def stop(self) -> None:
         self.context.stop.set()
-        self._thread.join(timeout=20)
+        self._thread.join(timeout=100)
         assert not self._thread.is_alive()
 
     def read(self, topic: str, kind: Any) -> list[Any]:

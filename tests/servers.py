@@ -65,7 +65,7 @@ class VllmServer:
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended:\n{self.log.read_text()[-4000:]}")
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=25) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
@@ -92,7 +92,7 @@ class VllmServer:
             others = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(how)
         try:
-            self.process.wait(20)
+            self.process.wait(100)
         except subprocess.TimeoutExpired:
             kill(self.process)
         for one in others:

@@ -171,7 +171,7 @@ def create_run(
     else:
         record = runs.create(
             store, spec, bootstrap_servers=places.bootstrap_servers, model=str(model),
-            topics=KafkaBus(places.bootstrap_servers).topic_names(), flow_run=flow_run,
+            topics=KafkaBus(places.bootstrap_servers, patient=False).topic_names(), flow_run=flow_run,
         )  # fmt: skip
     bus = connect(record, "streamrl-run")
     topics = Topics(record.id, spec.lengths.classes)

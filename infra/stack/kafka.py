@@ -20,14 +20,14 @@ from infra.stack.processes import run_tool
 from infra.stack.services import Launch, Service, ServiceContext, ServicesFile, base_env
 from infra.stack.stack_errors import WrongCredentials
 
-FORMAT_DEADLINE_S = 60.0
+FORMAT_DEADLINE_S = 180.0
 
 
 class KafkaService(Service):
     name: ClassVar[str] = "kafka"
     usual_port: ClassVar[int] = 9092
     # After kill -9 it reads its open segments again before it answers.
-    start_deadline_s: ClassVar[float] = 120.0
+    start_deadline_s: ClassVar[float] = 300.0
     stop_grace_s: ClassVar[float] = 20.0
 
     def prepare(self, context: ServiceContext) -> None:
@@ -81,8 +81,8 @@ def _answers(address: str) -> bool:
     with contextlib.suppress(KafkaError):
         admin = KafkaAdminClient(
             bootstrap_servers=address,
-            bootstrap_timeout_ms=3_000,
-            request_timeout_ms=3_000,
+            bootstrap_timeout_ms=10_000,
+            request_timeout_ms=10_000,
             client_id="streamrl-up",
             **(security_from_environment() if _login() else {}),
         )

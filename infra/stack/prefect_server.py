@@ -18,7 +18,7 @@ class PrefectService(Service):
     name: ClassVar[str] = "prefect"
     usual_port: ClassVar[int] = 4200
     # 4 s on quiet cores, 20 s on busy ones; the first start makes the database too.
-    start_deadline_s: ClassVar[float] = 180.0
+    start_deadline_s: ClassVar[float] = 300.0
     stop_grace_s: ClassVar[float] = 10.0
 
     def prepare(self, context: ServiceContext) -> None:

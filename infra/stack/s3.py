@@ -57,7 +57,7 @@ class S3Access:
 class S3Service(Service):
     name: ClassVar[str] = "s3"
     usual_port: ClassVar[int] = 7070
-    start_deadline_s: ClassVar[float] = 30.0
+    start_deadline_s: ClassVar[float] = 120.0
 
     def prepare(self, context: ServiceContext) -> None:
         if not binary(context.paths).exists():

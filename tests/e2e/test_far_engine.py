@@ -41,7 +41,7 @@ def leaves(joined: subprocess.Popen[bytes]) -> None:
     there = [joined.pid, *(one.pid for one in psutil.Process(joined.pid).children(recursive=True))]
     assert len(there) > 2
     joined.send_signal(signal.SIGINT)
-    joined.wait(60)
+    joined.wait(300)
     wait_until(lambda: not any(map(psutil.pid_exists, there)), what="the end of all there")
 
 

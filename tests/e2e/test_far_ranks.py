@@ -59,7 +59,7 @@ def command(argv: list[str], folder: Path, name: str) -> Iterator[subprocess.Pop
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(30)
+            process.wait(150)
         finally:
             kill(process)
 

@@ -61,7 +61,7 @@ def test_the_first_hour(tmp_path: Path, bin_folder: Path, here: dict[str, str]) 
         assert "report.html" in streamrl("report", "three-1")
         said = streamrl("stop", "three-1")
         assert "run three-1: interrupted. To go on with the run: streamrl run three/run.yaml" in said
-        assert going_on.wait(30) == 130
+        assert going_on.wait(150) == 130
 
     assert ">interrupted</span>" in (tmp_path / "runs" / "three-1" / "report.html").read_text()
     done = steps_of(tmp_path)

@@ -98,7 +98,7 @@ class LyingServer:
         """Close all connections."""
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(50)
         self._loop.close()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

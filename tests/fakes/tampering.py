@@ -30,7 +30,7 @@ class Tampering(vllm_in_process.VllmEngine):
 
     def digests(self) -> dict[str, str]:
         if self._installs == 2:
-            assert self._ended.wait(60)
+            assert self._ended.wait(300)
         return super().digests()
 
 

@@ -141,7 +141,7 @@ def test_topics_that_are_there_keep_records_longer_if_the_run_file_says_so(kafka
 
 def test_no_broker_is_said_with_what_to_do() -> None:
     with pytest.raises(BusError, match=r"127\.0\.0\.1:1 can't be reached.*streamrl up"):
-        KafkaBus("127.0.0.1:1").create_topics([Topic("t", 1)])
+        KafkaBus("127.0.0.1:1", patient=False).create_topics([Topic("t", 1)])
 
 
 def test_a_wait_in_vain_names_topic_and_broker() -> None:

@@ -121,7 +121,7 @@ def worker(site: Site) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(30)
+            process.wait(150)
         finally:
             process.kill()
 

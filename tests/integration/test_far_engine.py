@@ -105,7 +105,7 @@ class Machines:
 
         def stop() -> None:
             context.stop.set()
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive()
 
         self._stops.append(stop)
@@ -388,7 +388,7 @@ def test_marks_of_ranks_that_a_machine_does_not_hold_are_passed_over() -> None:
     assert "would have" in machine.how_it_ended(1, 30.0)
     far.close()  # not before: what it has not read would make the kernel drop what it has said
     assert marks.of([0, 1]) == [(0, 0, 0), (1, 7, 6)]
-    assert not machine._ended and machine._patches.get(timeout=30) is None
+    assert not machine._ended and machine._patches.get(timeout=150) is None
     machine.drop()
 
 

@@ -71,7 +71,7 @@ def machine(folder: Path) -> Iterator[RoleContext]:
         yield context
     finally:
         context.stop.set()
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 

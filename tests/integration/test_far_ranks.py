@@ -81,7 +81,7 @@ def other_side(does: Callable[[], Any]) -> Iterator[list[Any]]:
     try:
         yield found
     finally:
-        thread.join(30)
+        thread.join(150)
         assert not thread.is_alive()
 
 
@@ -154,7 +154,7 @@ def test_what_is_nested_too_deeply_ends_its_connection(caplog: pytest.LogCapture
     member = FarMember(trainer, "10.0.0.2", HELLO, died).open(1)
     with rank, rank.makefile("wb") as file:
         write_frame(file, msgspec.Raw(b"\x82\xa4type\xabCommandDone\xa1x" + DEEP))  # type: ignore[arg-type]
-        assert died.wait(30)
+        assert died.wait(150)
     assert "recursion" in str(member.obituary())
     member.close(0.0)
 
@@ -232,7 +232,7 @@ def test_a_member_tells_that_it_works_replies_and_is_missed() -> None:
     rank.close()
     with pytest.raises(EOFError):
         member.reply(30.0)
-    assert died.wait(30)
+    assert died.wait(150)
     error = member.obituary()
     assert isinstance(error, RankDied)
     assert str(error).startswith("rank 5 (on 10.0.0.2) is lost: ")
@@ -247,7 +247,7 @@ def test_ranks_that_are_lost_one_after_the_other_have_other_stories(monkeypatch:
         rank, trainer = tcp_pair()
         member = FarMember(trainer, "10.0.0.2", HELLO, threading.Event()).open(1)
         rank.close()
-        assert member.ended.wait(30)
+        assert member.ended.wait(150)
         stories.add(str(member.obituary()))
         member.close(0.0)
     assert stories == {
@@ -263,7 +263,7 @@ def test_a_rank_that_ended_before_its_part_was_written_says_how() -> None:
     crew._members.append(member)
     crew.check()
     rank.close()
-    assert member.ended.wait(30)
+    assert member.ended.wait(150)
     with pytest.raises(RanksError, match=r"rank 1 \(on 10.0.0.2\) ended before .*: it closed its connection"):
         crew.check()
     crew.close()
@@ -485,7 +485,7 @@ def test_a_rank_says_nothing_before_its_first_command(monkeypatch: pytest.Monkey
         assert link.next()
         assert msgspec.msgpack.decode(read_frame(file) or b"", type=Working).used_s > 0
         here.shutdown(socket.SHUT_RDWR)
-        assert exits.get(timeout=30) == 1
+        assert exits.get(timeout=150) == 1
 
 
 def test_settings_of_ranks_are_checked() -> None:
@@ -555,7 +555,7 @@ def rank_elsewhere(folder: Path) -> Iterator[None]:
         yield
     finally:
         context.stop.set()
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 

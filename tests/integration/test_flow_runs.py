@@ -158,7 +158,7 @@ def test_paused_in_a_terminal_and_cancelled(place: Place) -> None:
         assert "no paused flow run" in place.streamrl("unpause", f"{place.name}-1", code=2)
 
         place.set_state(type="CANCELLING", name="Cancelling")
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
     assert place.state() == "CANCELLED"
     assert place.roles() == set()
     assert f"--resume {place.name}-1" in place.said()
@@ -178,7 +178,7 @@ def test_stopped_by_ctrl_c(place: Place) -> None:
     with place.terminal() as process:
         place.trained(1)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(300) == 130
     assert place.state() == "CANCELLED"
     assert "stopped; every process of the run has ended" in place.said()
 
@@ -186,7 +186,7 @@ def test_stopped_by_ctrl_c(place: Place) -> None:
 def test_failed_and_retried_by_itself(place: Place) -> None:
     changes = ("--set", "placement.restarts=0", "--set", "algorithm.iterations=6")
     with place.terminal(*changes, FAKE_TRAINER_DIES="3", PREFECT_FLOWS_DEFAULT_RETRIES="1") as process:
-        assert process.wait(120) == 0, place.said()
+        assert process.wait(600) == 0, place.said()
     run = place.flow_run()
     assert (run["state_type"], run["run_count"]) == ("COMPLETED", 2)
     assert place.steps() == list(range(6))
@@ -195,7 +195,7 @@ def test_failed_and_retried_by_itself(place: Place) -> None:
 
 def test_failed_for_good(place: Place) -> None:
     with place.terminal("--set", "placement.restarts=0", FAKE_TRAINER_DIES="1") as process:
-        assert process.wait(90) == 1, place.said()
+        assert process.wait(450) == 1, place.said()
     run = place.flow_run()
     assert run["state_type"] == "FAILED"
     assert run["state"]["message"].startswith("trainer is not started again, since it died: trainer (process")

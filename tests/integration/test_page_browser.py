@@ -48,7 +48,7 @@ def browse(tmp_path: Path) -> Browse:
             *options,
             url,
         ]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         return Seen(done.stdout, done.stderr)
 

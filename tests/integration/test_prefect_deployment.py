@@ -132,7 +132,7 @@ def working(deployed: Deployed, pool: str) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(30)
+            process.wait(150)
         finally:
             process.kill()
 

@@ -41,7 +41,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(150)
 
 
 def test_prometheus_finds_a_run_and_fires_its_alerts(served: str) -> None:
@@ -63,7 +63,7 @@ def values(server: str, query: str) -> list[float]:
     """The values that a query has now; none while the server starts."""
     asked = urllib.parse.urlencode({"query": query})
     try:
-        with urllib.request.urlopen(f"{server}/api/v1/query?{asked}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{server}/api/v1/query?{asked}", timeout=50) as answer:
             return [float(one["value"][1]) for one in json.load(answer)["data"]["result"]]
     except OSError:
         return []

@@ -189,7 +189,7 @@ def test_a_run_that_is_stopped_leaves_nothing_and_is_resumed(
         )
         assert len(working(folder)) == 5, "guard, three roles and the generator's child"
         process.send_signal(number)
-        code = process.wait(40)
+        code = process.wait(200)
     finally:
         process.kill()
     wait_until(lambda: working(folder) == [], what="the end of every process", deadline_s=40)
@@ -228,7 +228,7 @@ def test_an_error_that_comes_again_ends_the_command_at_once_in_one_paragraph(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(folder)]))
     done = subprocess.run(
         [sys.executable, "-c", program, "run", str(folder / "run.yaml"), "--no-prefect"],
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stdout + done.stderr
     first, second = done.stderr.strip().splitlines()

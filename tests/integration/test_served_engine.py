@@ -291,7 +291,7 @@ def test_samples_are_dropped_handed_over_and_continued(engine: ServedEngine, ser
 
 def metrics(server: VllmServer) -> str:
     asked = urllib.request.Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
-    with urllib.request.urlopen(asked, timeout=10) as response:
+    with urllib.request.urlopen(asked, timeout=50) as response:
         return str(response.read().decode())
 
 

@@ -13,10 +13,13 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
+from infra.bus import read_all as read_all_of
+from infra.kafka_bus import KafkaBus
 from infra.stack import local
 from infra.stack.kafka import KafkaService
 from infra.stack.paths import StackPaths
 from infra.stack.services import ServiceContext, ServicesFile, read_record
+from schemas.topics import Topic
 from tests.stacks import ending_with_us, listens_on, processes_of
 from tests.waiting import wait_until
 
@@ -92,7 +95,7 @@ def test_takes_a_record_of_8_mib(home: StackPaths) -> None:
     value = os.urandom(8 << 20)
     producer = KafkaProducer(bootstrap_servers=address, max_request_size=12 << 20)
     try:
-        producer.send("large", value, partition=0).get(timeout=30)
+        producer.send("large", value, partition=0).get(timeout=150)
     finally:
         producer.close()
     assert read_all(address, "large") == [value]
@@ -127,7 +130,7 @@ class Stream:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-        self._producer.flush(timeout=60)
+        self._producer.flush(timeout=300)
         self._producer.close()
 
 
@@ -155,11 +158,30 @@ def test_kill_9_in_mid_stream_loses_no_acknowledged_record(home: StackPaths) -> 
     assert set(stream.acknowledged) <= set(numbers)
 
 
+def test_who_is_patient_outlasts_a_broker_that_stands_still(home: StackPaths) -> None:
+    """It is fenced meanwhile, as its session lasts for 6 s, and names no broker for a moment afterwards."""
+    record, topic = up(home), Topic("made-late", 2)
+    broker = psutil.Process(record.pid)
+    broker.suspend()
+    again = threading.Timer(20, broker.resume)  # a client that is not patient gives up after 15 s
+    again.start()
+    try:
+        bus = KafkaBus(record.url)
+        bus.create_topics([topic])
+        writer = bus.writer()
+        writer.send(topic, b"it", key="k", partition=1)
+        writer.flush(60)
+        writer.close()
+    finally:
+        again.join()
+    assert [found.value for found in read_all_of(bus, topic, deadline_s=60)] == [b"it"]
+
+
 def test_down_leaves_no_process_and_up_brings_the_records_back(home: StackPaths) -> None:
     address = up(home).url
     make_topic(address, "kept")
     producer = KafkaProducer(bootstrap_servers=address)
-    producer.send("kept", b"still here", partition=0).get(timeout=30)
+    producer.send("kept", b"still here", partition=0).get(timeout=150)
     producer.close()
     assert local.stop_stack(paths=home) == 1
     assert processes_of(home.home) == []
@@ -186,7 +208,7 @@ def test_ctrl_c_in_mid_up_leaves_nothing(new_home: Callable[[str], StackPaths]) 
     paths = new_home("interrupted")
     child = start_up_elsewhere(paths)
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=60) != 0
+    assert child.wait(timeout=300) != 0
     assert processes_of(paths.home) == []
     assert local.stack_state(paths=paths)[0].status == "stopped"
 
@@ -196,7 +218,7 @@ def test_up_goes_on_where_a_killed_up_left_off(new_home: Callable[[str], StackPa
     child = start_up_elsewhere(paths)
     try:
         child.kill()
-        child.wait(timeout=30)
+        child.wait(timeout=150)
         started = read_record(paths, "kafka")
         assert started is not None
         assert up(paths).pid == started.pid

@@ -14,7 +14,7 @@ def post(url: str, body: dict[str, object]) -> object:
     request = urllib.request.Request(
         url, json.dumps(body).encode(), headers={"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=100) as answer:
         return json.load(answer)
 
 

@@ -95,7 +95,7 @@ def holder(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", list[int],
 def test_nothing_outlives_the_holder(holder, number: signal.Signals) -> None:
     process, below, _ = holder
     process.send_signal(number)
-    process.wait(30)
+    process.wait(150)
     wait_until(lambda: gone(below), what="the end of guard, workers and their children")
 
 
@@ -103,7 +103,7 @@ def test_nothing_outlives_the_guard(holder) -> None:
     process, below, guard = holder
     os.kill(guard, signal.SIGKILL)
     wait_until(lambda: gone(below), what="the end of workers and their children")
-    assert process.wait(30) != 0  # it says so, and does not go on as if all were well
+    assert process.wait(150) != 0  # it says so, and does not go on as if all were well
 
 
 def test_the_guard_ends_in_order_when_told(holder) -> None:

@@ -92,7 +92,7 @@ class Twins:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive()
 
 
@@ -252,7 +252,7 @@ def test_a_killed_one_and_a_late_one(tmp_path: Path, model: str) -> None:
     for number in range(1, 4):
         with suppress(Explained):
             world.live(Crash(f"send test-1.ledger {number} 1", AFTER))
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
     world.live()
     world.outcome(twins=True)

@@ -120,7 +120,9 @@ def _broker(spec: RunSpec, servers: str) -> Finding:
             said += f", and has one broker: placement.kafka.replication is {kafka.replication}, set it to 1"
         return Finding("broker", said, wrong=wanted)
     try:
-        brokers = within(_ANSWER_S, lambda: KafkaBus(servers, name="streamrl-check").broker_count())
+        brokers = within(
+            _ANSWER_S, lambda: KafkaBus(servers, name="streamrl-check", patient=False).broker_count()
+        )
     except NoAnswer as error:
         said = f"placement.kafka.bootstrap_servers: {servers}: {error}"
         return Finding("broker", said, wrong=True, away=True)
