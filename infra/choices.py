@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from infra.core_quota import quota_cores
+from infra.container_limits import ContainerLimits
 from infra.errors import Explained
 
 _NUMBER = re.compile("[1-9][0-9]{0,4}")
@@ -101,7 +101,7 @@ def cores() -> int:
     if said:
         return int(said)
     may_run_on = len(os.sched_getaffinity(0))
-    return min(may_run_on, quota_cores() or may_run_on)
+    return min(may_run_on, ContainerLimits().cores() or may_run_on)
 
 
 def cuda() -> bool:

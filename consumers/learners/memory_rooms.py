@@ -1,4 +1,4 @@
-"""A pool of memory that is used again, and a measure of how much memory is left.
+"""A pool of memory that is used again, and the place for what does not fit.
 
 The system clears new memory page by page, which takes longer than to copy into memory.
 """
@@ -12,12 +12,12 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from infra import choices
+from infra.machine_memory import free_memory
 from infra.weights.arrays import Array
 
 TensorShapes = Mapping[str, Sequence[int]]
@@ -25,7 +25,6 @@ TensorShapes = Mapping[str, Sequence[int]]
 MEMORY, DISK, NONE = choices.ROOM.ways
 _SPARE = 256 << 20  # bytes that are left to other processes
 _ALIGNED = 64
-_GROUP = Path("/sys/fs/cgroup")
 
 
 class Rooms:
@@ -118,21 +117,9 @@ def where(size: int) -> str:
     said = choices.ROOM.forced()
     if said:
         return said
-    if memory_left() > size + _SPARE:
+    if free_memory() > size + _SPARE:
         return MEMORY
     with contextlib.suppress(OSError):
         if shutil.disk_usage(tempfile.gettempdir()).free > size + _SPARE:
             return DISK
     return NONE
-
-
-def memory_left() -> int:
-    """Return how many bytes this process may still take, by the kernel and by its container's limit."""
-    left = 1 << 62
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        left = 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-    with contextlib.suppress(OSError, ValueError):  # "max" is no number: then there is no limit
-        limit = int((_GROUP / "memory.max").read_text())
-        left = min(left, limit - int((_GROUP / "memory.current").read_text()))
-    return left

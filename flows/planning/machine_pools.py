@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flows.planning.main_memory import CORE_BYTES, GIB_BYTES, memory_here
+from flows.planning.main_memory import CORE_BYTES, GIB_BYTES
 from flows.planning.preemption import Preemption
 from flows.planning.stage_times import TCP_DELAYS, LinkTimes
 from infra import choices
 from infra.errors import Explained
+from infra.machine_memory import whole_memory
 from schemas.machines import MachinesSection
 from schemas.runspec import PlacementSection
 
@@ -85,7 +86,7 @@ def pools_of(placement: PlacementSection, *, cores: int | None = None) -> tuple[
     """Return the pools that a run file names; without any, this machine's cores."""
     if not placement.machines:
         here = cores or choices.cores()
-        return (MachinePool(HERE, CPU, devices=here, memory_bytes=memory_here()),)
+        return (MachinePool(HERE, CPU, devices=here, memory_bytes=whole_memory()),)
     return tuple(_pool(name, section, placement) for name, section in placement.machines.items())
 
 

@@ -9,10 +9,6 @@ memory for copies that are published, and for moments that `trainer.offload_opti
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from pathlib import Path
-
 from flows.planning.learner_memory import LearnerMemory
 from producers.engines.vllm_engine import VllmSettings
 from schemas.runspec import RunSpec
@@ -24,15 +20,6 @@ _PROCESS_BYTES = 0.8 * GIB_BYTES  # of a process with torch and vLLM, before it 
 # 24 bytes besides; both are the 8.6 times its weights in float32 of docs/benchmarks.md
 _COPIES_BYTES = 2.6 * 4
 _PUBLISHED = 3  # copies of what is published that rank 0 has at the most, beside GPUs
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-
-
-def memory_here() -> float:
-    """Return the bytes of this machine's main memory, or of its container's share."""
-    whole = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with suppress(OSError, ValueError):  # "max" is no number: then there is no limit
-        whole = min(whole, float(_GROUP_LIMIT.read_text()))
-    return whole
 
 
 def in_gib(size: float) -> str:

@@ -5,7 +5,6 @@ A failed check that is `optional` is advice; any other failure means that someth
 
 import importlib
 import importlib.util
-import os
 import platform
 import shutil
 import sys
@@ -14,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from infra.choices import ChoiceError, cores
 from infra.files.private import open_to_others
 from infra.gpu_builds import (
     GET_VLLM,
@@ -26,6 +24,7 @@ from infra.gpu_builds import (
     wrong_vllm,
 )
 from infra.gpus import VISIBLE, described_gpus, visible_gpus
+from infra.machine_memory import free_memory
 from infra.stack.kafka import KafkaService
 from infra.stack.kafka_install import NEEDED_JAVA, jars_present, java_command, java_version
 from infra.stack.local import stack_state
@@ -157,13 +156,18 @@ def _tcmalloc() -> Check:
     return Check("tcmalloc", library is not None, str(library or "not found"), fix, optional=True)
 
 
+def _cores() -> Check:
+    try:
+        found, fix = cores(), "with one core generator and trainer take turns"
+    except ChoiceError as error:
+        found, fix = 0, str(error)
+    return Check("cores", found >= 2, str(found or "unknown"), fix, optional=True)
+
+
 def _machine(paths: StackPaths, deep: bool) -> Iterator[Check]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Check(
-        "cores", cores >= 2, str(cores), "with one core generator and trainer take turns", optional=True
-    )
+    yield _cores()
     yield _gpus(deep)
-    memory = psutil.virtual_memory().available
+    memory = free_memory()
     yield Check(
         "free memory", memory >= NEEDED_MEMORY, _gib(memory), f"free some: {_gib(NEEDED_MEMORY)} are needed"
     )

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from blake3 import blake3
 from pydantic import ValidationError
 
 from infra.bus import Record
 from infra.keys import ring_from_env
+from infra.machine_memory import free_memory
 from infra.runs import RunRecord
 from infra.step_file.index import LARGEST_INDEX, Member, StepFileError, StepFileIndex, read_index
 from infra.step_file.layout import restored, unpacked_records
@@ -106,7 +106,7 @@ def _look_for_room(path: Path, index: StepFileIndex, folder: Path) -> None:
         raise StepFileError(
             f"{path} has {size:,} bytes and says that it holds {index.size:,}: it is no step file of ours"
         )
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
+    memory, disk = free_memory(), shutil.disk_usage(folder).free
     for room, where in ((memory, "in memory"), (disk, f"on the disk of {folder} (TMPDIR chooses another)")):
         if index.size > room:
             raise StepFileError(

@@ -10,7 +10,7 @@ import pytest
 from flows.planning.allocating import MachineAllocator, PlanGoal
 from flows.planning.learner_memory import ModelSizes, learner_memory
 from flows.planning.machine_pools import CPU, MachinePool, PlanError, pools_of
-from flows.planning.main_memory import GIB_BYTES, generator_bytes, memory_here, trainer_bytes
+from flows.planning.main_memory import GIB_BYTES, generator_bytes, trainer_bytes
 from flows.planning.model_shape import shape_of
 from flows.planning.stage_times import LearnerTimes
 from flows.planning.step_estimate import GeneratorKind, MachineSplit, TrainerKind
@@ -21,6 +21,7 @@ from flows.plans.plan_rows import split_row
 from flows.plans.planning_inputs import KnownLengths, PlanningInputs
 from flows.plans.run_plan import with_slots
 from flows.plans.slower_engines import SlowerEngines
+from infra.machine_memory import whole_memory
 from producers.engines.vllm_engine import SHARE_IN_TURNS
 from schemas.runspec import PlacementSection
 from tests.factories import make_spec
@@ -204,11 +205,10 @@ def test_main_memory_of_processes_and_machines() -> None:
     assert generator_bytes(large, 5e8) - generator_bytes(small, 5e8) == pytest.approx(GIB_BYTES)
     one, two = (learner_memory(small, ModelSizes(1e9), ranks, tokens=9, on_gpu=False) for ranks in (1, 2))
     assert trainer_bytes(1e9, 2, two) > trainer_bytes(1e9, 1, one) > 34e9
-    assert memory_here() > GIB_BYTES / 2
     machines = {"a": {"devices": 8}, "b": {"devices": 8, "memory_gib": 5}, "c": {"hardware": "H100"}}
     pools = pools_of(PlacementSection.model_validate({"machines": machines}))
     assert [pool.memory_bytes for pool in pools] == [32 * GIB_BYTES, 5 * GIB_BYTES, None]
-    assert pools_of(PlacementSection())[0].memory_bytes == memory_here()
+    assert pools_of(PlacementSection())[0].memory_bytes == whole_memory()
 
 
 @pytest.mark.parametrize(

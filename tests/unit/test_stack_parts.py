@@ -225,3 +225,13 @@ def test_the_doctor_says_what_to_do_about_each_failure(tmp_path: Path) -> None:
     assert len({check.name for check in found}) == len(found)
     assert all(check.fix for check in found if not check.ok)
     assert next(check for check in found if check.name == "crc32c").ok
+
+
+@pytest.mark.parametrize(("said", "shown"), [("1", "1"), ("3", "3"), ("many", "unknown")])
+def test_the_doctor_counts_the_cores_that_a_run_would_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, shown: str
+) -> None:
+    monkeypatch.setenv("STREAMRL_CORES", said)
+    found = {check.name: check for check in doctor.checks(paths=StackPaths(home=tmp_path, cache=tmp_path))}
+    assert (found["cores"].found, found["cores"].ok) == (shown, said == "3")
+    assert said != "many" or "STREAMRL_CORES=many is not allowed" in found["cores"].fix

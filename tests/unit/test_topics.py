@@ -51,6 +51,9 @@ def test_topics_that_are_there_keep_records_longer_if_the_run_file_says_so(
         def list_topics(self) -> list[str]:
             return list(settings)
 
+        def wait_for_topics(self, names: list[str], *, timeout_ms: int) -> None:
+            assert timeout_ms == 60_000
+
         def describe_topics(self, names: list[str]) -> list[Any]:
             return []
 

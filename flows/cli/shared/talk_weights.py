@@ -46,11 +46,10 @@ AllowOlder = Annotated[
 
 def opened_weights(url: str) -> WeightStore:
     """Open the versions at a URL. Half of the cores will work on them."""
-    import os
-
+    from infra.choices import cores
     from infra.weights.places import weights_at
 
-    return weights_at(url, threads=max(1, (os.cpu_count() or 1) // 2))
+    return weights_at(url, threads=max(1, cores() // 2))
 
 
 def say(text: str) -> None:

@@ -27,6 +27,7 @@ from flows.run.inspection.finding import Finding
 from infra.code import module
 from infra.credentials import without_credentials
 from infra.hub import advice, cached, is_offline
+from infra.machine_memory import whole_memory
 from infra.supervise.argument_file import argument_file
 from infra.supervise.children import kill, start_child
 from infra.supervise.lifeline import carrying
@@ -37,7 +38,7 @@ from schemas.shortening import printable, shown
 
 FIRST = 32  # problems that are read of each split
 LONGEST_S = 60.0  # for an import, and for reading the first problems
-MOST_MEMORY = min(8 << 30, psutil.virtual_memory().total // 2)  # bytes of the process and its children
+MOST_MEMORY = min(8 << 30, whole_memory() // 2)  # bytes of the process and its children
 _LONG_S = 5.0  # what takes longer is said before a start
 _MOST_ANSWERS = 1 << 20  # bytes
 _MARK = "STREAMRL_PROBE"

@@ -1,12 +1,13 @@
-"""Cores that a container's quota is worth, from files as the kernel shows them."""
+"""The cores and the memory that a container allows, from files as the kernel shows them."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from infra import choices, core_quota
-from infra.core_quota import quota_cores
+from infra import choices
+from infra.container_limits import ContainerLimits
+from infra.machine_memory import free_memory, whole_memory
 
 
 class Kernel:
@@ -23,8 +24,11 @@ class Kernel:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
+    def limits(self) -> ContainerLimits:
+        return ContainerLimits(self.groups, self.files)
+
     def cores(self) -> int | None:
-        return quota_cores(self.groups, self.files)
+        return self.limits().cores()
 
 
 @pytest.fixture
@@ -75,6 +79,45 @@ def test_what_makes_no_sense_is_no_quota(kernel: Kernel) -> None:
 @pytest.mark.parametrize("quota", [None, 1, 100_000])
 def test_no_more_cores_than_the_quota_count(monkeypatch: pytest.MonkeyPatch, quota: int | None) -> None:
     monkeypatch.delenv(choices.CORES.variable, raising=False)
-    monkeypatch.setattr(choices, "quota_cores", lambda: quota)
+    monkeypatch.setattr(ContainerLimits, "cores", lambda self: quota)
     assert choices.cores() == min(len(os.sched_getaffinity(0)), quota or 100_000)
-    assert core_quota.quota_cores() is None or core_quota.quota_cores() > 0
+
+
+def test_without_a_limit_of_memory_there_is_none(kernel: Kernel) -> None:
+    kernel.group("4:memory:/docker/1\n0::/\n")
+    kernel.write("memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n")
+    kernel.write("memory.max", "max\n")
+    assert kernel.limits().memory() is None
+    assert kernel.limits().memory_left() is None
+
+
+def test_files_that_a_group_holds_are_memory_left(kernel: Kernel) -> None:
+    kernel.group("0::/pods/pod1\n")
+    kernel.write("pods/memory.max", "1000\n")
+    kernel.write("pods/memory.current", "700\n")
+    kernel.write("pods/memory.stat", "anon 400\nactive_file 100\ninactive_file 150\n")
+    kernel.write("pods/pod1/memory.max", "900\n")
+    kernel.write("pods/pod1/memory.current", "200\n")
+    kernel.write("pods/pod1/memory.stat", "anon 200\n")
+    assert kernel.limits().memory() == 900
+    assert kernel.limits().memory_left() == 550
+
+
+def test_memory_in_the_first_version_of_control_groups(kernel: Kernel) -> None:
+    kernel.group("4:memory:/docker/1\n")
+    kernel.write("memory/docker/1/memory.limit_in_bytes", "1000\n")
+    kernel.write("memory/docker/1/memory.usage_in_bytes", "1010\n")
+    kernel.write("memory/docker/1/memory.stat", "active_file 5\ntotal_active_file 50\n")
+    assert kernel.limits().memory() == 1000
+    assert kernel.limits().memory_left() == 40
+    kernel.write("memory/docker/1/memory.stat", "")
+    assert kernel.limits().memory_left() == 0
+
+
+def test_a_machine_has_no_more_memory_than_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < free_memory() < whole_memory()
+    for left in (0, 4096):
+        monkeypatch.setattr(ContainerLimits, "memory_left", lambda self, left=left: left)
+        assert free_memory() == left
+    monkeypatch.setattr(ContainerLimits, "memory", lambda self: 1 << 20)
+    assert whole_memory() == 1 << 20
