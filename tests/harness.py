@@ -90,7 +90,9 @@ class Run:
 
     def read(self, topic: str, kind: type[Message]) -> list[Any]:
         """All messages of a topic."""
-        return [decode(r.value, kind) for r in read_all(self.bus, getattr(self.topics, topic), deadline_s=30)]
+        return [
+            decode(r.value, kind) for r in read_all(self.bus, getattr(self.topics, topic), deadline_s=150)
+        ]
 
     def steps(self) -> list[StepRecord]:
         """The ledger."""

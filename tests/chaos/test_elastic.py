@@ -54,7 +54,7 @@ def wait_for_samples_of(run: Run, generator: str) -> None:
 
 def reached(run: Run, version: int) -> bool:
     """Whether a relay has brought a version to its site."""
-    records, news = read_all(run.bus, run.topics.weights, deadline_s=30), News(run.record.id)
+    records, news = read_all(run.bus, run.topics.weights, deadline_s=150), News(run.record.id)
     return any(said.version >= version for said in map(news.of, records) if isinstance(said, SiteReport))
 
 

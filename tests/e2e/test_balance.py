@@ -90,7 +90,7 @@ class Whole:
         self.steps: list[StepRecord] = self.read(self.topics.ledger, StepRecord)
 
     def read(self, topic: Topic, kind: type[Message]) -> list[Any]:
-        return [decode(one.value, kind) for one in read_all(self._bus, topic, deadline_s=30)]
+        return [decode(one.value, kind) for one in read_all(self._bus, topic, deadline_s=150)]
 
 
 @pytest.mark.thorough

@@ -104,7 +104,7 @@ class Trained:
 
     def steps(self) -> list[StepRecord]:
         return [
-            decode(one.value, StepRecord) for one in read_all(self._bus, self._topics.ledger, deadline_s=30)
+            decode(one.value, StepRecord) for one in read_all(self._bus, self._topics.ledger, deadline_s=150)
         ]
 
 

@@ -38,7 +38,7 @@ def test_a_fork_draws_what_its_run_drew_and_ends_with_its_bits(
     assert record.fork is not None
     assert (record.fork.run, record.fork.step) == (parent.record.id, 2)
     topics = Topics("other-1", spec.lengths.classes)
-    own = [decode(one.value, StepRecord) for one in read_all(parent.bus, topics.ledger, deadline_s=30)]
+    own = [decode(one.value, StepRecord) for one in read_all(parent.bus, topics.ledger, deadline_s=150)]
     assert [step.step for step in own] == [2, 3]
     for ours, theirs in zip(own, steps[2:], strict=True):
         assert ours.seeds_digest == theirs.seeds_digest

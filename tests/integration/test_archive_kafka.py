@@ -50,11 +50,11 @@ def test_records_that_kafka_has_removed_come_from_the_archive(
         for group in range(first, last):
             sample = make_sample(SPEC, group, 0, run=run)
             writer.send(topics.samples, encode(sample), key=sample.id, partition=group % 2)
-        writer.flush(30)
+        writer.flush(150)
 
     def archive() -> int:
         return (
-            ArchiveWriter(bus, store, topics, run, "me", deadline_s=30, window=100).archive(now=1.0).records
+            ArchiveWriter(bus, store, topics, run, "me", deadline_s=150, window=100).archive(now=1.0).records
         )
 
     def ask(sql: str) -> list[tuple[object, ...]]:
@@ -62,12 +62,12 @@ def test_records_that_kafka_has_removed_come_from_the_archive(
             return [row for rows in answer.rows for row in rows]
 
     add(0, COUNT)
-    wanted = read_all(bus, topics.samples, deadline_s=30)
+    wanted = read_all(bus, topics.samples, deadline_s=150)
     assert archive() == COUNT
     remove_before(kafka, topics.samples, dict.fromkeys(range(topics.samples.partitions), 100))
     add(COUNT, COUNT + 20)
     joined = JoinedBus(bus, store, lambda run: "me")
-    found = read_all(joined, topics.samples, deadline_s=30)
+    found = read_all(joined, topics.samples, deadline_s=150)
     assert len(found) == COUNT + 20
     for part in range(2):
         mine = [one for one in found if one.partition == part]
@@ -84,7 +84,7 @@ def test_records_that_kafka_has_removed_come_from_the_archive(
         seen += [(one.partition, one.offset) for one in reader.poll(5.0)]
     reader.close()
     assert sorted(seen) == [(0, n) for n in range(98, 160)] + [(1, n) for n in range(150, 160)]
-    fetched = joined.fetcher().fetch(topics.samples, {0: [5, 120], 1: [999]}, deadline_s=30)
+    fetched = joined.fetcher().fetch(topics.samples, {0: [5, 120], 1: [999]}, deadline_s=150)
     assert {(0, 5), (0, 120)} <= set(fetched)
     assert [fetched[0, 5]] == [one for one in wanted if (one.partition, one.offset) == (0, 5)]
     assert ask("select count(*), count(distinct seed) from samples") == [(COUNT + 20, COUNT + 20)]
@@ -93,7 +93,7 @@ def test_records_that_kafka_has_removed_come_from_the_archive(
     files = set(store.list(f"archive/{run}/"))
     assert ArchiveMerger(ArchiveIndex(store, run, "me"), fan=2, kept_s=0.0).merge(now=2.0) == 3
     assert files - set(store.list(f"archive/{run}/")), "files that were merged into others are removed"
-    merged = read_all(JoinedBus(bus, store, lambda run: "me"), topics.samples, deadline_s=30)
+    merged = read_all(JoinedBus(bus, store, lambda run: "me"), topics.samples, deadline_s=150)
     in_order = attrgetter("partition", "offset")
     assert sorted(merged, key=in_order) == sorted(found, key=in_order)
     assert ask("select count(*), count(distinct seed) from samples") == [(COUNT + 20, COUNT + 20)]

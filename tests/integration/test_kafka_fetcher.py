@@ -28,7 +28,7 @@ def topic(bus: KafkaBus) -> Topic:
     writer = bus.writer()
     for number in range(2 * COUNT):
         writer.send(made, b"x" * 300, key=str(number), partition=number % 2)
-    writer.flush(20)
+    writer.flush(100)
     writer.close()
     return made
 
@@ -41,9 +41,9 @@ def fetcher(bus: KafkaBus) -> Iterator[KafkaFetcher]:
 
 
 def test_records_before_the_wanted_one_come_too(fetcher: KafkaFetcher, topic: Topic) -> None:
-    found = fetcher.fetch(topic, {0: [COUNT - 1]}, deadline_s=20)
+    found = fetcher.fetch(topic, {0: [COUNT - 1]}, deadline_s=100)
     assert len(found) > 1, "the broker sent the whole batch"
-    found = fetcher.fetch(topic, {1: [COUNT - 1]}, deadline_s=20)  # now it knows how small records are
+    found = fetcher.fetch(topic, {1: [COUNT - 1]}, deadline_s=100)  # now it knows how small records are
     assert found.keys() == {(1, offset) for offset in range(COUNT)}
 
 
@@ -51,5 +51,5 @@ def test_a_record_is_found_though_those_before_it_are_removed(
     fetcher: KafkaFetcher, topic: Topic, kafka: str
 ) -> None:
     remove_before(kafka, topic, {0: 5})
-    found = fetcher.fetch(topic, {0: [4, 5], 1: [3]}, deadline_s=20)
+    found = fetcher.fetch(topic, {0: [4, 5], 1: [3]}, deadline_s=100)
     assert {(0, 5), (1, 3)} <= found.keys() and (0, 4) not in found

@@ -148,9 +148,9 @@ def use(address: str) -> None:
     bus.create_topics([topic])
     writer = bus.writer()
     writer.send(topic, b"it", key="k")
-    writer.flush(20)
+    writer.flush(100)
     writer.close()
-    assert [record.value for record in read_all(bus, topic, deadline_s=20)] == [b"it"]
+    assert [record.value for record in read_all(bus, topic, deadline_s=100)] == [b"it"]
 
 
 def refusal(address: str) -> str:

@@ -47,7 +47,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
     monkeypatch.setattr(engine_end, "_tell", engine_end._to_log)  # as it was, afterwards
 
     def open_one(way: str, ranks: int) -> RankTeam:
-        teams.append(RankTeam(EngineOptions(model=way, spec=""), ranks, "test", deadline_s=60).open())
+        teams.append(RankTeam(EngineOptions(model=way, spec=""), ranks, "test", deadline_s=300).open())
         return teams[-1]
 
     yield open_one

@@ -376,7 +376,7 @@ def test_one_server_serves_one_generator(engine: ServedEngine, server: VllmServe
         engine_of(str(model), spec_of(server, deadlines={"start_s": 2.0}))
     requests = [request(number, 200, endless=True) for number in range(4)]
     begin(engine, requests)
-    with closing(ServerLink(server.url, key=KEY, deadline_s=20).open()) as outsider:
+    with closing(ServerLink(server.url, key=KEY, deadline_s=100).open()) as outsider:
         for claim in ("", "c" * 32):
             outsider.claim = claim
             for path in CHANGING:

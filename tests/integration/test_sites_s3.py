@@ -41,7 +41,7 @@ class Site:
 
     def store(self, **options: object) -> SiteStore:
         spool = self._folder / f"spool-{len(self.origins)}"
-        self.origins.append(OriginStore(self._origin, spool, deadline_s=30.0))
+        self.origins.append(OriginStore(self._origin, spool, deadline_s=150.0))
         return SiteStore(open_store(self.cache), self.origins[-1], **options)  # type: ignore[arg-type]
 
     def relay(self, share: tuple[int, int]) -> Mirror:

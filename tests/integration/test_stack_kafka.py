@@ -170,11 +170,11 @@ def test_who_is_patient_outlasts_a_broker_that_stands_still(home: StackPaths) ->
         bus.create_topics([topic])
         writer = bus.writer()
         writer.send(topic, b"it", key="k", partition=1)
-        writer.flush(60)
+        writer.flush(300)
         writer.close()
     finally:
         again.join()
-    assert [found.value for found in read_all_of(bus, topic, deadline_s=60)] == [b"it"]
+    assert [found.value for found in read_all_of(bus, topic, deadline_s=300)] == [b"it"]
 
 
 def test_down_leaves_no_process_and_up_brings_the_records_back(home: StackPaths) -> None:
