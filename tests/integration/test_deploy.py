@@ -26,7 +26,7 @@ from tests.stacks import processes_of, words_of
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-POOL, STEPS = "deploying", 60
+POOL, STEPS = "deploying", 40
 PROCESSES = ("consumers.trainer", "producers.feeder", "producers.generator", "infra.supervise.guard")
 
 
