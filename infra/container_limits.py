@@ -46,24 +46,31 @@ class ContainerLimits:
 
         A container may see its own group as the root, and still be told the group's place on the machine.
         """
-        lines = self._groups.read_text().splitlines() if self._groups.exists() else []
+        lines: list[str] = []
+        with suppress(OSError):
+            lines = self._groups.read_text(errors="surrogateescape").split("\n")
         for line in lines:
+            if line.count(":") < 2:
+                continue
             _, controllers, place = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            root = self._files / controllers if controllers else self._files
-            folder = root / place.lstrip("/")
-            while folder != root:
-                yield folder
-                folder = folder.parent
-            yield root
+            # version 1 mounts several controllers together: as they are listed, or one alone as a link
+            for root in (
+                (self._files / controllers, self._files / controller) if controllers else (self._files,)
+            ):
+                folder = root / place.lstrip("/")
+                while folder != root:
+                    yield folder
+                    folder = folder.parent
+                yield root
 
 
 def _quota(folder: Path) -> float | None:
-    with suppress(OSError, ValueError, ZeroDivisionError):
+    with suppress(OSError, ValueError, ArithmeticError):
         quota, period = (folder / "cpu.max").read_text().split()
         return int(quota) / int(period)  # without a quota it says "max"
-    with suppress(OSError, ValueError, ZeroDivisionError):
+    with suppress(OSError, ValueError, ArithmeticError):
         quota_us = int((folder / "cpu.cfs_quota_us").read_text())
         return quota_us / int((folder / "cpu.cfs_period_us").read_text()) if quota_us > 0 else None
     return None
@@ -73,7 +80,7 @@ def _most(folder: Path) -> float | None:
     for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             limit = int((folder / name).read_text())  # without a limit it says "max"
-            return limit if limit < _NO_LIMIT else None
+            return limit if 0 < limit < _NO_LIMIT else None
     return None
 
 

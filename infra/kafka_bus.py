@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,6 @@ _BATCH = 1 << 20  # the default of 16 KB makes every 20 KB record a batch of its
 # request on the connection waits for that answer.
 _WAIT_MS, _PATIENT_MS = 400, 8_000
 _REFUSED_S = 2.0  # for whoever is not patient: so long it may be that nobody listens
-_ANSWERED_S = 15.0  # likewise: so long a broker may take to answer
 _TOPICS_READY_MS = 60_000
 _UNMETERED = {"metrics_enabled": False}  # nobody reads metrics, and counting requests costs time
 
@@ -49,18 +49,22 @@ class KafkaBus:
         retention_hours: int = 24 * 14,
         delivery_s: float = 300.0,
         patient: bool = True,
+        stop: threading.Event | None = None,
     ) -> None:
-        """`patient`: try to reach a broker for `delivery_s`, even if nobody listens: it may be starting."""
+        """`patient`: try to reach a broker for `delivery_s`, even if nobody listens: it may be starting.
+
+        Once `stop` is set, the try that is under way is the last one.
+        """
         self.bootstrap_servers = bootstrap_servers
         self._replication, self._retention_hours = replication, retention_hours
         self._delivery_s = delivery_s
         self._security = checked_settings(security_from_environment())
-        self._probed, self._patient = False, patient
+        self._probed, self._patient, self._stop = False, patient, stop or threading.Event()
         self._common: dict[str, Any] = {
             "bootstrap_servers": bootstrap_servers.split(","),
             "client_id": name,
             "reconnect_backoff_max_ms": 2_000,
-            "bootstrap_timeout_ms": int((delivery_s if patient else _ANSWERED_S) * 1000),
+            "bootstrap_timeout_ms": 15_000,
             **self._security,
         }
 
@@ -227,11 +231,16 @@ class KafkaBus:
             if found is not None and (found.lasting or self._is_gone(found)):
                 raise self._refused(found)
             self._probed = found is None
-        try:
-            return client(**self._common, **options)
-        except (KafkaError, OSError, ValueError) as error:
-            found = trouble(self.bootstrap_servers, self._security)
-            raise self._refused(found or Trouble(said_by_kafka(error), False)) from error
+        until = time.monotonic() + self._delivery_s
+        while True:
+            try:
+                return client(**self._common, **options)
+            except (KafkaError, OSError, ValueError) as error:
+                found = trouble(self.bootstrap_servers, self._security)
+                refused = self._refused(found or Trouble(said_by_kafka(error), False))
+                may_pass = isinstance(error, KafkaError) and not refused.lasting
+                if not (self._patient and may_pass) or time.monotonic() > until or self._stop.wait(0.5):
+                    raise refused from error
 
     def _is_gone(self, found: Trouble | None) -> bool:
         """Whether nobody listens, also some seconds later. The client would try for five times as long."""

@@ -181,7 +181,7 @@ def check_context(spec: RunSpec, model: Path) -> None:
     """Raise RunFileError if the run file asks too much of a model. Called once the model is there."""
     problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
     problems += [*_route_problems(spec, model), *_slicing_problems(spec, model)]
-    problems += _rounding_problems(spec, model)
+    problems += [*_rounding_problems(spec, model), *_sharing_problems(spec, model)]
     if problems:
         raise RunFileError("\n".join(problems))
 

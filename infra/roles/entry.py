@@ -72,7 +72,7 @@ def run_role(role: str, body: Callable[[RoleContext], None], argv: Sequence[str]
         store = open_store(given.store)
         record = find(store, given.run).here(given.model, given.reward)
         check_identity(store, record.store_id)
-        bus = connect_with_archive(record, f"{role}-{given.number}", store, patient=True)
+        bus = connect_with_archive(record, f"{role}-{given.number}", store, patient=True, stop=stop)
         topics = Topics(record.id, record.spec.lengths.classes)
         if record.identity:
             check_owner(bus, record, topics)

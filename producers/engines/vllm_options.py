@@ -44,6 +44,7 @@ _REASONS = {
         "weights lie where the engine computes, since new ones are written and hashed in place",
     ),
     **dict.fromkeys(("load_format", "model_loader_extra_config", "worker_cls"), _WEIGHTS),
+    "disable_log_stats": "StreamRL counts an engine's steps and tokens by itself",
     "seed": "each sample has a seed of its own",
     "scheduling_policy": "the samples with most left to draw go first",
     "async_scheduling": "it is on wherever samples are drawn by a GPU and without speculation",

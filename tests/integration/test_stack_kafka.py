@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
+from infra.bus import NoBroker
 from infra.bus import read_all as read_all_of
 from infra.kafka_bus import KafkaBus
 from infra.stack import local
@@ -175,6 +178,17 @@ def test_who_is_patient_outlasts_a_broker_that_stands_still(home: StackPaths) ->
     finally:
         again.join()
     assert [found.value for found in read_all_of(bus, topic, deadline_s=300)] == [b"it"]
+
+
+def test_who_is_told_to_stop_is_patient_no_longer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        stop = threading.Event()
+        stop.set()
+        begun = time.monotonic()
+        with pytest.raises(NoBroker, match="does not answer"):
+            KafkaBus(address, delivery_s=3_600, stop=stop).topic_names()
+    assert time.monotonic() - begun < 600
 
 
 def test_down_leaves_no_process_and_up_brings_the_records_back(home: StackPaths) -> None:

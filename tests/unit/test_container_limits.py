@@ -83,6 +83,29 @@ def test_no_more_cores_than_the_quota_count(monkeypatch: pytest.MonkeyPatch, quo
     assert choices.cores() == min(len(os.sched_getaffinity(0)), quota or 100_000)
 
 
+@pytest.mark.parametrize(
+    "groups",
+    [b"", b"\n\n", b"no colons\n", b"0::/a\xff\n", "0::/a\u2028b\n".encode(), b"0::/../..\n", b"0::/\0\n"],
+)
+def test_any_place_of_a_process_is_read(kernel: Kernel, groups: bytes) -> None:
+    kernel.groups.write_bytes(groups)
+    kernel.write("cpu.max", "1" * 400 + " 7\n")
+    kernel.write("memory.max", "-1\n")
+    assert kernel.cores() is None
+    assert kernel.limits().memory() is None
+    assert kernel.limits().memory_left() is None
+
+
+def test_a_controller_whose_folder_has_another_name(kernel: Kernel) -> None:
+    kernel.group("3:cpuacct,cpu:/docker/1\n")
+    kernel.write("cpu/docker/1/cpu.cfs_period_us", "100000\n")
+    kernel.write("cpu/docker/1/cpu.cfs_quota_us", "300000\n")
+    assert kernel.cores() == 3
+    kernel.groups.unlink()
+    kernel.groups.mkdir()
+    assert kernel.cores() is None
+
+
 def test_without_a_limit_of_memory_there_is_none(kernel: Kernel) -> None:
     kernel.group("4:memory:/docker/1\n0::/\n")
     kernel.write("memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n")

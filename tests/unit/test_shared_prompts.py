@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from flows.run.checks import problems_of
+from flows.run.checks import check_context, problems_of
 from producers.engines.engine import EngineError
 from producers.engines.shared_prompts import SharedPrompts, sharing_asked
+from schemas.loading import RunFileError
 from tests.factories import make_spec, make_tiny_mixture
 
 
@@ -29,8 +30,10 @@ def test_vllm_is_asked_for_it_where_it_may_be_used(
 
 
 def test_samples_whose_routes_are_recorded_can_not_share() -> None:
-    with pytest.raises(EngineError, match=r"generator\.prefix_caching: .*set model\.follow_routes: false"):
+    words = r"generator\.prefix_caching: .*set model\.follow_routes: false"
+    with pytest.raises(EngineError, match=words) as caught:
         sharing_asked(True, invariant=True, routed=True)
+    assert caught.value.lasting
 
 
 def test_that_is_said_before_the_start(tmp_path: Path) -> None:
@@ -40,6 +43,8 @@ def test_that_is_said_before_the_start(tmp_path: Path) -> None:
         one for one in problems_of(make_spec(model=mixture, generator=sharing)) if "prefix_caching" in one
     ]
     assert "lack the routes" in problem
+    with pytest.raises(RunFileError, match="lack the routes"):  # of a model that was not there before
+        check_context(make_spec(model=mixture, generator=sharing), Path(mixture["path"]))
     for others in ({"model": mixture}, {"model": mixture | {"follow_routes": False}, "generator": sharing}):
         assert not [one for one in problems_of(make_spec(**others)) if "prefix_caching" in one]
 

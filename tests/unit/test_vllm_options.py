@@ -27,7 +27,8 @@ from tests.factories import make_spec
         ("decode_context_parallel_size", "ranks divide tensors"),
         ("quantization", "that is said by generator.quantization"),
         ("load_format", "weights are written into"), ("kv_cache_dtype", "as the trainer has them"),
-        ("seed", "a seed of its own"), ("trust_remote_code", "is never run"),
+        ("disable_log_stats", "counts an engine's steps"), ("seed", "a seed of its own"),
+        ("trust_remote_code", "is never run"),
         ("enable_prefix_caching", "that is said by generator.prefix_caching"),
     ],
 )  # fmt: skip
