@@ -79,6 +79,7 @@ def test_what_makes_no_sense_is_no_quota(kernel: Kernel) -> None:
 @pytest.mark.parametrize("quota", [None, 1, 100_000])
 def test_no_more_cores_than_the_quota_count(monkeypatch: pytest.MonkeyPatch, quota: int | None) -> None:
     monkeypatch.delenv(choices.CORES.variable, raising=False)
+    assert ContainerLimits().cores() is None or ContainerLimits().cores() > 0
     monkeypatch.setattr(ContainerLimits, "cores", lambda self: quota)
     assert choices.cores() == min(len(os.sched_getaffinity(0)), quota or 100_000)
 

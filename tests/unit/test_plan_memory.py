@@ -205,6 +205,7 @@ def test_main_memory_of_processes_and_machines() -> None:
     assert generator_bytes(large, 5e8) - generator_bytes(small, 5e8) == pytest.approx(GIB_BYTES)
     one, two = (learner_memory(small, ModelSizes(1e9), ranks, tokens=9, on_gpu=False) for ranks in (1, 2))
     assert trainer_bytes(1e9, 2, two) > trainer_bytes(1e9, 1, one) > 34e9
+    assert whole_memory() > GIB_BYTES / 2
     machines = {"a": {"devices": 8}, "b": {"devices": 8, "memory_gib": 5}, "c": {"hardware": "H100"}}
     pools = pools_of(PlacementSection.model_validate({"machines": machines}))
     assert [pool.memory_bytes for pool in pools] == [32 * GIB_BYTES, 5 * GIB_BYTES, None]

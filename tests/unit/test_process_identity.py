@@ -23,7 +23,7 @@ from tests.factories import make_spec
 @pytest.fixture
 def bus(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBus]:
     made = MemoryBus()
-    monkeypatch.setattr("infra.run_bus.connect", lambda record, name, **_: made)
+    monkeypatch.setattr("infra.run_bus.connect", lambda record, name, *, patient, stop: made)
     log = logging.getLogger("streamrl")
     before = log.handlers[:], log.level, log.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
