@@ -92,7 +92,6 @@ def test_a_task_that_is_fine(tmp_path: Path) -> None:
         ("import nothing_of_the_kind", "reward: .*can't be imported: ModuleNotFoundError"),
         ("import sys\nsys.setrecursionlimit(10**6)\ndef f(): f()\nf()", "killed|longer than|Recursion"),
         (GARBAGE, "it writes to descriptors that it did not open"),
-        ("hoard = []\nwhile True: hoard.append(bytearray(1 << 24))", "GiB of memory; 0.5 are allowed here"),
         ("import os\nos.closerange(0, 64)\nimport time\ntime.sleep(600)", "task: .*(takes longer|exit code)"),
     ],
 )  # fmt: skip
@@ -103,6 +102,14 @@ def test_tasks_that_do_not_come_to_their_end(
     said = wrong(looked_at(tmp_path, code + TASK))
     assert said
     assert any(re.search(expected, line) for line in said), said
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_task_that_takes_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "MOST_MEMORY", 1 << 29)
+    hoarding = "hoard = []\nwhile True: hoard.append(bytearray(1 << 24))"
+    said = wrong(looked_at(tmp_path, hoarding + TASK, deadlines={"start_s": 60}))
+    assert any("GiB of memory; 0.5 are allowed here" in line for line in said), said
     assert not psutil.Process().children(recursive=True)
 
 
