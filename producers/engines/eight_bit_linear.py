@@ -22,7 +22,7 @@ import torch
 from infra import choices
 from infra.route_shapes import route_shape
 from infra.weights.eight_bits import EIGHT_BITS, LEAST_SCALE, ON_GPUS, SCALE, has_eight_bits, is_rounded
-from producers.engines.engine import EngineError
+from producers.engines.engine import lasting_error
 from producers.engines.packed_linear import PackedLayer, Product, invariant_product, packed
 from producers.engines.scatter import HeldWeights
 
@@ -235,7 +235,7 @@ def use_eight_bits(kind: str, dtype: str, *, invariant: bool) -> tuple[str, list
 def check_no_experts(model: str) -> None:
     """Raise EngineError if a model is a mixture of experts, whose experts nobody rounds."""
     if route_shape(model) is not None:
-        raise _lasting(
+        raise lasting_error(
             f"generator.quantization: the model in {model} is a mixture of experts, and experts are not "
             "held in eight bits; set none"
         )
@@ -245,16 +245,10 @@ def check_rounded(weights: HeldWeights, shapes: Mapping[str, Sequence[int]]) -> 
     """Raise EngineError if vLLM's model computes a layer otherwise that generators send in eight bits."""
     for name, shape in shapes.items():
         if is_rounded(name, shape) and weights.tensor(name).element_size() != 1:
-            raise _lasting(
+            raise lasting_error(
                 f"generator.quantization: vLLM's model holds {name} as {weights.tensor(name).dtype}, and not "
                 "in eight bits; set none"
             )
-
-
-def _lasting(message: str) -> EngineError:
-    error = EngineError(message)
-    error.lasting = True
-    return error
 
 
 def check_gpu(kind: str, dtype: str) -> None:
@@ -262,12 +256,14 @@ def check_gpu(kind: str, dtype: str) -> None:
     if not choices.cuda():
         return
     if dtype != ON_GPUS:
-        raise _lasting(f"generator.quantization {kind} on a GPU needs model.dtype: {ON_GPUS}; it is {dtype}")
+        raise lasting_error(
+            f"generator.quantization {kind} on a GPU needs model.dtype: {ON_GPUS}; it is {dtype}"
+        )
     major, minor = torch.cuda.get_device_capability()
     least, beyond = _GPUS[kind]
     if least <= 10 * major + minor and (beyond is None or 10 * major + minor < beyond):
         return
-    raise _lasting(
+    raise lasting_error(
         f"generator.quantization {kind}: vLLM has no kernels for it on a GPU of compute capability "
         f"{major}.{minor}; set another one, or none"
     )

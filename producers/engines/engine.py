@@ -19,6 +19,13 @@ class EngineError(Explained):
     """The engine failed, or can't do what is asked."""
 
 
+def lasting_error(message: str) -> EngineError:
+    """Return an error that another start would meet, too."""
+    error = EngineError(message)
+    error.lasting = True
+    return error
+
+
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """A request to make a sample."""
@@ -190,11 +197,9 @@ class EngineSettings(GeneratorSection, ABC):
 
     def make_with_far_ranks(self, model: str, spec: RunSpec, far: FarRanksAsked) -> LocalEngine:
         """Return the engine as `make` does, with some of its ranks on other machines."""
-        refused = EngineError(
+        raise lasting_error(
             f"placement.engine_ranks: engine {self.engine} has no ranks on other machines: set elsewhere: 0"
         )
-        refused.lasting = True
-        raise refused
 
 
 def engine_of(model: str, spec: RunSpec, far: FarRanksAsked | None = None) -> LocalEngine:

@@ -11,7 +11,7 @@ from infra.logs import set_up
 from infra.runs import find
 from infra.stores.opening import open_store
 from infra.weights.slices import Slicing
-from producers.engines.engine import EngineError, FarRanksAsked
+from producers.engines.engine import FarRanksAsked, lasting_error
 from producers.engines.engine_door import EngineDoor
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.leading_rank import LeadingRank
@@ -56,9 +56,7 @@ def rank_deadline_s(spec: RunSpec) -> float:
 def _check_gpus(ranks: int) -> None:
     """Raise EngineError unless each rank can have a GPU, or all compute on CPUs."""
     if choices.cuda() and len(found := visible_gpus()) < ranks:
-        refused = EngineError(
+        raise lasting_error(
             f"generator.tensor_parallel: {ranks} ranks of an engine need as many GPUs (tensor_parallel × "
             f"pipeline_parallel, without those elsewhere), and this process sees {len(found)} ({VISIBLE})"
         )
-        refused.lasting = True
-        raise refused

@@ -8,7 +8,7 @@ from infra.weights.eight_bits import scale_name
 from infra.weights.folder import ModelFolder
 from infra.weights.slices import Slicing
 from infra.weights.tensor_slice import Slice
-from producers.engines.engine import EngineError
+from producers.engines.engine import EngineError, lasting_error
 from producers.engines.scatter import HeldWeights
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -65,9 +65,7 @@ def _rounds_to(part: torch.Tensor, held: torch.Tensor, scale: torch.Tensor) -> b
 
 def _otherwise(name: str, slicing: Slicing, rank: int, setting: str = "") -> EngineError:
     setting = setting or ("pipeline" if slicing.layout.tensor == 1 else "tensor")
-    refused = EngineError(
+    return lasting_error(
         f"vLLM holds tensor {name} otherwise than StreamRL expects on rank {rank} of {slicing.ranks}: such "
         f"a model can't be verified. Set generator.{setting}_parallel: 1"
     )
-    refused.lasting = True
-    return refused

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from producers.engines.engine import EngineError
+from producers.engines.engine import lasting_error
 from producers.engines.rank_meeting import EngineMeeting, FarMeeting
 
 
@@ -37,9 +37,7 @@ def no_pickles() -> Iterator[None]:
 
 
 def _refuse(*given: Any) -> Any:
-    refused = EngineError("vLLM has ranks of an engine send pickles, which StreamRL does not read")
-    refused.lasting = True
-    raise refused
+    raise lasting_error("vLLM has ranks of an engine send pickles, which StreamRL does not read")
 
 
 def _beside(meeting: EngineMeeting, group: Any, source: int) -> list[bool]:

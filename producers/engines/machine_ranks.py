@@ -40,7 +40,7 @@ from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
 from infra.stores.store import StoreError
 from infra.supervise.children import kill
-from producers.engines.engine import EngineError
+from producers.engines.engine import lasting_error
 from producers.engines.engine_door import config_digest, engine_versions, gpu_kinds
 from producers.engines.far_messages import (
     TO_MACHINE_BYTES,
@@ -227,11 +227,9 @@ def _reached(context: RoleContext, hello: MachineHello, generator: int | None) -
 def body(ranks: int, generator: int | None, context: RoleContext) -> None:
     """Hold ranks of one start of an engine after the other."""
     if choices.cuda() and len(found := visible_gpus()) < ranks:
-        refused = EngineError(
+        raise lasting_error(
             f"--engine-ranks: {ranks} ranks of an engine need a GPU each, and this machine shows {len(found)}"
         )
-        refused.lasting = True
-        raise refused
     model = context.record.model
     hello = MachineHello(ranks, engine_versions(), config_digest(model), gpu_kinds())
     largest = largest_patch(model)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from producers.engines.engine import EngineError
+from producers.engines.engine import EngineError, lasting_error
 
 
 def check_same_cache(config: Any) -> None:
@@ -41,10 +41,8 @@ def _kinds(config: Any) -> int:
 
 
 def _differs(least: list[int], most: list[int]) -> EngineError:
-    refused = EngineError(
+    return lasting_error(
         "the ranks of the engine would have KV caches of different shapes (blocks, groups, tokens of a "
         f"block, and kinds: from {least} to {most}), since their layers are not of the same kinds, or their "
         "GPUs are not. If it is the layers, set generator.pipeline_parallel: 1"
     )
-    refused.lasting = True
-    return refused

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator
 
-from producers.engines.engine import EngineError, EngineSettings
+from producers.engines.engine import EngineSettings, lasting_error
 from schemas.rank_layout import RankLayout
 from schemas.runspec import RunSpec
 from schemas.shortening import shown
@@ -86,11 +86,9 @@ class ServedSettings(EngineSettings):
         """Return the settings with the server of one generator alone."""
         if number < len(self.urls):
             return self.model_copy(update={"urls": [self.urls[number]]})
-        error = EngineError(
+        raise lasting_error(
             f"generator.urls has {len(self.urls)} servers, and none for generator {number}: name one more"
         )
-        error.lasting = True
-        raise error
 
     def make(self, model: str, spec: RunSpec) -> ServedEngine:
         from producers.engines.on_server import ServedEngine

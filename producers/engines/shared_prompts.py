@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from producers.engines.engine import EngineError
+from producers.engines.engine import lasting_error
 
 
 def sharing_asked(wanted: bool | None, *, invariant: bool, routed: bool) -> bool | None:
@@ -21,20 +21,13 @@ def sharing_asked(wanted: bool | None, *, invariant: bool, routed: bool) -> bool
     `wanted`: as the run file has it. `routed`: whether the engine records which experts tokens took.
     """
     if routed and wanted:
-        raise _refused(
-            "a sample would lack the routes of those tokens of its prompt that another sample computed. "
-            "Leave it out, or set model.follow_routes: false"
+        raise lasting_error(
+            "generator.prefix_caching: a sample would lack the routes of those tokens of its prompt that "
+            "another sample computed. Leave it out, or set model.follow_routes: false"
         )
     if wanted is None and (routed or not invariant):
         return False
     return wanted
-
-
-def _refused(why: str) -> EngineError:
-    """Return an error that another start would meet, too."""
-    error = EngineError(f"generator.prefix_caching: {why}")
-    error.lasting = True
-    return error
 
 
 class _Found:
@@ -54,7 +47,9 @@ class SharedPrompts:
         """`engine`: vLLM's LLMEngine. `keeps_bits`: whether a sample keeps its bits if it shares."""
         can = engine.vllm_config.cache_config.enable_prefix_caching
         if wanted and not can:
-            raise _refused("vLLM has none for this model on this device. Leave it out")
+            raise lasting_error(
+                "generator.prefix_caching: vLLM has none for this model on this device. Leave it out"
+            )
         self.on = bool(can) and (wanted is True or keeps_bits)
         self._scheduler, self._installs = scheduler, 0
         self._found = _Found()

@@ -22,7 +22,7 @@ import torch
 from producers.engines.acceptance import Acceptance
 from producers.engines.draft_plan import MOST, DraftPlan
 from producers.engines.drafter import Drafter
-from producers.engines.engine import EngineError, Pace
+from producers.engines.engine import Pace, lasting_error
 from producers.engines.pace import StepTimes
 from producers.engines.sampler import StreamSampler, own_id
 
@@ -45,12 +45,10 @@ class Speculation:
     ) -> None:  # fmt: skip
         """`plan`: makes a plan that knows no times yet."""
         if runner.model_config.is_hybrid or runner.model_config.is_attention_free:
-            refused = EngineError(
+            raise lasting_error(
                 "generator.speculation: this model keeps a state of each sample, and wrong guesses can't be "
                 "taken out of it. Leave the setting out"
             )
-            refused.lasting = True
-            raise refused
         self._runner, self._scheduler, self._sampler, self._drafter = runner, scheduler, sampler, drafter
         runner.drafter, self._new_plan = None, plan
         self.learn(Pace([], []))

@@ -32,7 +32,7 @@ from producers.engines.cpu_attention import use_one_stretch
 from producers.engines.draft_plan import DraftPlan
 from producers.engines.drafter import Drafter
 from producers.engines.eight_bit_linear import check_no_experts, check_rounded, use_eight_bits
-from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest
+from producers.engines.engine import DrawnAnswer, EngineError, Pace, SampleRequest, lasting_error
 from producers.engines.in_flight import InFlight
 from producers.engines.pace import StepTimes
 from producers.engines.packed_linear import PackedLayer, PackedLinear
@@ -74,9 +74,7 @@ def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
 def check_build() -> None:
     """Raise EngineError if the engine would be on a GPU, and vLLM's build for CPUs is installed."""
     if choices.cuda() and has_only_cpu_vllm():
-        refused = EngineError(f"vLLM's build for CPUs is installed, and torch sees a GPU: {GET_VLLM}")
-        refused.lasting = True
-        raise refused
+        raise lasting_error(f"vLLM's build for CPUs is installed, and torch sees a GPU: {GET_VLLM}")
 
 
 def packed_linears(invariant: bool) -> list[PackedLinear]:
