@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infra.sites.origin import OriginStore
 from infra.stores.opening import open_store
@@ -21,9 +22,11 @@ from infra.stores.store import Missing, StoreError
 from infra.waiting import WaitedTooLong
 from infra.weights.manifest import Chunk
 from infra.weights.spreading.links import Links
-from infra.weights.spreading.plan import Fetch, spread
 from infra.weights.weights_error import WeightsError
 from schemas.messages import SiteReport, WeightsAnnouncement
+
+if TYPE_CHECKING:
+    from infra.weights.spreading.plan import Fetch
 
 _log = logging.getLogger("streamrl.sites")
 
@@ -54,6 +57,8 @@ def planned(heard: Heard, site: str, since: int, chunks: Sequence[Chunk]) -> Seq
     sites = {report.site for report in equal}
     if site not in sites or len(sites) < 2:
         return ()
+    from infra.weights.spreading.plan import spread  # imports numba: a quarter second
+
     try:
         return spread(chunks, dict.fromkeys(sites, ()), ORIGIN, _links(equal)).fetches[site]
     except WeightsError:
@@ -77,6 +82,8 @@ def _links(reports: Sequence[SiteReport]) -> Links:
 
 def warm_up_links() -> None:
     """Compile the planner's loops before a version waits for them."""
+    from infra.weights.spreading.plan import spread
+
     links = {(ORIGIN, "a"): 1.0, (ORIGIN, "b"): 1.0, ("a", "b"): 1.0, ("b", "a"): 1.0}
     spread([Chunk(hash="0" * 64, size=1)], dict.fromkeys("ab", ()), ORIGIN, Links(links))
 
