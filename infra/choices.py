@@ -70,6 +70,14 @@ FUSED = Choice(
     "STREAMRL_FUSED", "whether a trainer's norms, gates, rotations and logprobs, and an engine's draws, have "
     "kernels of their own", "on where a GPU computes them", ("off",),
 )  # fmt: skip
+ATTENTION = Choice(
+    "STREAMRL_ATTENTION", "how a trainer computes attention of packed sequences on a GPU",
+    "in one call where torch has a kernel for it, else in grids", ("grids",),
+)  # fmt: skip
+COPIES = Choice(
+    "STREAMRL_COPIES", "where the copies of weights lie that are published from a GPU",
+    "on the GPU if it has room, else in main memory", ("memory",),
+)  # fmt: skip
 CORES = Choice(
     "STREAMRL_CORES",
     "how many cores count for ranks of engines, and for threads that copy, hash and code weights",
@@ -92,7 +100,7 @@ LLVM = Choice(
     library="numba",
 )  # fmt: skip
 
-ALL = (LINEAR, DEVICE, NUMBA, SCAN, FUSED, CORES, ROOM, ISA, ATEN, LLVM)
+ALL = (LINEAR, DEVICE, NUMBA, SCAN, FUSED, ATTENTION, COPIES, CORES, ROOM, ISA, ATEN, LLVM)
 
 
 def cores() -> int:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from infra import choices
+
 _WIDEST = 256  # elements of a head: the kernel takes multiples of eight up to so many
 
 
@@ -25,6 +27,7 @@ def fits(query: torch.Tensor) -> bool:
         and size % 8 == 0
         and size <= _WIDEST
         and _call() is not None
+        and not choices.ATTENTION.forced()
     )
 
 
@@ -70,6 +73,8 @@ def _tried(device: torch.device) -> bool:
         try:
             out = varlen(query, key, value, starts, 5, None)
             found.append([out, *torch.autograd.grad(out.float().square().sum(), qkv)])
+        except torch.OutOfMemoryError:
+            raise  # it says nothing of the kernel
         except (RuntimeError, ValueError):
             return False
     return all(

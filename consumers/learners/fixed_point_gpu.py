@@ -16,9 +16,12 @@ def add_and_clear_there(gradient: torch.Tensor, total: torch.Tensor, scale: floa
 
     Returns the gradient's largest magnitude; infinity if an element is NaN.
     """
-    programs = triton.cdiv(gradient.numel(), _BLOCK)
+    size = gradient.numel()
+    programs = triton.cdiv(size, _BLOCK)
     most = torch.empty(programs, device=gradient.device)
-    add_kernel[(programs,)](gradient, total, most, gradient.numel(), scale=scale, block=_BLOCK)
+    # Triton can't load rows of any other size in wide words, and four warps would have too few registers.
+    warps = 4 if size % 16 == 0 else 8
+    add_kernel[(programs,)](gradient, total, most, size, scale=scale, block=_BLOCK, num_warps=warps)
     return most.max()
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from infra import choices
+
 _CONTEXT = 2 << 30  # bytes that a process takes beside its tensors; if more are taken, others are there too
 _SPARE = 8  # one part in so many of the GPU is left: steps differ, and the codec needs room as well
 
@@ -29,5 +31,6 @@ class GpuRoom:
             free, whole = torch.cuda.mem_get_info(self.device)
             others = whole - free - torch.cuda.memory_reserved(self.device)
             left = whole - others - torch.cuda.max_memory_reserved(self.device) - whole // _SPARE
-            self._fits, self._copies = others <= _CONTEXT and left >= self._copies * size, 0
+            self._fits = others <= _CONTEXT and left >= self._copies * size and not choices.COPIES.forced()
+            self._copies = 0
         return self._fits

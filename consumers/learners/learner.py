@@ -139,6 +139,7 @@ class LocalLearner(ABC):
     scores_in_lockstep = False  # whether all of them must score equally many, whichever model scores
     shares_state = False  # whether each rank's snapshot is a part of the state, and each reads its own part
 
+    @named_if_not_repeatable()
     def __init__(self, model: str, spec: RunSpec) -> None:
         torch.set_num_threads(spec.trainer.threads)
         self.loss = loss = loss_of(spec)
@@ -244,6 +245,7 @@ class LocalLearner(ABC):
     def score(self, parts: Sequence[Sequence[TrainingRow]], needs: Needs) -> list[list[TrainingRow]]:
         return [with_scores(rows, self.ask(unscored(rows, self.loss), needs)) for rows in parts]
 
+    @named_if_not_repeatable()
     @torch.no_grad()
     def ask(self, batch: MicroBatch, needs: Needs) -> Scores:
         """Return the scores that `needs` names for each drawn token of a micro-batch."""

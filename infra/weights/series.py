@@ -22,10 +22,11 @@ import numpy as np
 
 from infra.weights.bits import Bits, Model
 from infra.weights.codec.chunks import encode_model
-from infra.weights.gpu_bits import own_stream_for
+from infra.weights.gpu_bits import lies_on_gpu, own_stream_for
 
 _SKIPS = (8, 32)
 _PIECE = 1 << 22  # elements that are written at a time: those of a GPU come to main memory before
+_FROM_GPU = 2, 4  # threads: while some wait for the GPU another codes; eight were slower than four
 KEYFRAME_AFTER = 32  # versions
 _log = logging.getLogger("streamrl.weights")
 _KEYFRAME_SHARE = 0.35  # of the model's bytes: a keyframe is due when deltas since the last one exceed it
@@ -52,6 +53,9 @@ class PathPlan:
 
     def chunks(self, new: Held, threads: int) -> Iterator[bytes]:
         """Yield the chunks that make the new version."""
+        if self.since and lies_on_gpu(new.model):
+            fewest, most = _FROM_GPU
+            threads = min(most, max(fewest, threads))
         return encode_model(self.since.model if self.since else None, new.model, threads=threads)
 
 

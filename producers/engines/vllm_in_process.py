@@ -64,6 +64,8 @@ def prepare_environment(threads: int, *, batch_invariant: bool) -> None:
     )
     if choices.cuda():
         os.environ["VLLM_BATCH_INVARIANT"] = str(int(batch_invariant))
+        # Our sampler takes the place of vLLM's, so that FlashInfer need not be there, nor be compiled.
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         return
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     leave_compiler_unchanged()

@@ -101,7 +101,7 @@ class Work:
 
 
 def ours(work: Work, budget: int, spec: RunSpec) -> dict[str, float]:
-    """TorchLearner; `made_ms`: until the weights are in main memory and hashed."""
+    """TorchLearner; `made_ms`: until the weights are copied, on the GPU where they fit, and hashed."""
     _switch_back()
     rows, loss = work.rows(spec), loss_of(spec)
     learner = TorchLearner(work.folder, spec)

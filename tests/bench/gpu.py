@@ -52,8 +52,9 @@ def main(*, quick: bool, argv: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--parts", nargs="+", choices=_PARTS, default=_PARTS)
     given = parser.parse_args(argv)
     if given.device == "cuda" and not choices.cuda():
-        print("no GPU: torch sees none, so nothing was measured")
-        return {"skipped": "no GPU"}
+        return {"skipped": "no GPU: torch sees none, so nothing was measured"}
+    if given.device == "cpu":
+        os.environ[choices.DEVICE.variable] = "cpu"  # of the parts, too
     tiny, found = given.size == "tiny", dict[str, Any]()
     samples, longest = (16, 64) if tiny else (256, 4096)
     slots, tokens = (8, 16) if tiny else (256, 512)

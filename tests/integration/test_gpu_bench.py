@@ -42,10 +42,6 @@ CODEC = {
     *(f"codec.{share}.compiled_{threads}.{key}" for share in ("3%", "17%") for threads in (1, 4, 8)
       for key in ("encode_gb_s", "decode_gb_s")),
 }  # fmt: skip
-ON_A_GPU = {
-    f"codec.{share}.cuda_{threads}.{key}" for share in ("3%", "17%") for threads in (1, 4, 8)
-    for key in ("encode_gb_s", "encode_over_compiled")
-}  # fmt: skip
 
 
 def keys(found: Mapping[str, Any], before: str = "") -> Iterator[str]:
@@ -73,19 +69,19 @@ def test_its_parts_run_with_a_tiny_model() -> None:
         first, second = pool.map(lambda parts: ran(*parts), [("engine",), ("learner", "codec")])
     found = first | second
     different = found["engine"].pop("settings_that_differ")
-    assert set(keys(found)) == LEARNER | ENGINE | CODEC | (ON_A_GPU if choices.cuda() else set())
+    assert set(keys(found)) == LEARNER | ENGINE | CODEC
     learner, engine, codec = found["learner"], found["engine"], found["codec"]
     assert learner["tokens_over_padded_256"] > 0
     assert learner["ours_256"]["first_over_best"] >= 1
     assert engine["same_again"] == engine["same_in_other_batch"] == 1.0
     assert engine["tokens_over_plain"] > 0
     assert engine["settings_compared"] > 50
-    assert not different or choices.cuda()  # a GPU may have had other room for the KV cache
+    assert not different
     assert all(gap["tokens"] == 8 * 16 and gap["mean"] < 0.01 for gap in engine["logprob_gap"].values())
     assert 0.02 < codec["3%"]["changed"] < 0.04 and 0.15 < codec["17%"]["changed"] < 0.19
 
 
 @pytest.mark.skipif(choices.cuda(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main(quick=True, argv=[]) == {"skipped": "no GPU"}
-    assert capsys.readouterr().out == "no GPU: torch sees none, so nothing was measured\n"
+    assert gpu.main(quick=True, argv=[]) == {"skipped": "no GPU: torch sees none, so nothing was measured"}
+    assert not capsys.readouterr().out

@@ -5,6 +5,7 @@ Triton also compiles them for an H100, which needs no GPU: see test_triton_shape
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -102,6 +103,24 @@ def same_chunks() -> None:
         assert list(chunks.encode_model(None, there(new))) == list(chunks.encode_model(None, new)), size
 
 
+def without_room() -> None:
+    """Where the GPU runs out of memory the processor looks for changes."""
+    from infra.weights.codec import gpu_encoding
+
+    old, new = models()
+    small_tiles(1024)
+    scanned, runs = gpu_encoding._Run.scanned, itertools.count()
+
+    def sometimes(run: gpu_encoding._Run) -> object:
+        if next(runs) % 2:
+            return scanned(run)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    gpu_encoding._Run.scanned = sometimes  # type: ignore[assignment]
+    assert list(chunks.encode_model(there(old), there(new))) == list(chunks.encode_model(old, new))
+    assert next(runs) > 2
+
+
 def finite() -> None:
     for dtype in ("BF16", "F16", "F32", "F64", "F8_E5M2", "F8_E4M3", "I32"):
         for value in (1.0, float("inf"), -float("inf"), float("nan")):
@@ -147,6 +166,6 @@ def test_old_weights_are_brought_over_as_new_ones_lie_there(dtype: str) -> None:
     assert not bool((brought != lies).any())
 
 
-@pytest.mark.parametrize("compares", [hashes, same_chunks, finite, digests])
+@pytest.mark.parametrize("compares", [hashes, same_chunks, without_room, finite, digests])
 def test_kernels_make_what_the_processor_makes(compares: Callable[[], None]) -> None:
     interpreted(compares)

@@ -24,6 +24,7 @@ def test_on_a_gpu(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, 
     prepare_environment(4, batch_invariant=invariant)
     assert environment["VLLM_BATCH_INVARIANT"] == str(int(invariant))
     assert "TORCHDYNAMO_DISABLE" not in environment
+    assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
 
 
 def test_on_a_cpu(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,12 @@ def test_copies_that_fit(
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 0 if not fits else 80 * GIB)
     assert room.fits(2 * GIB) == fits  # the answer stays: copies of two places at a time would cost more
 
+    monkeypatch.setenv("STREAMRL_COPIES", "memory")
+    forced = GpuRoom(torch.device("cuda"), 3)
+    forced.stepped()
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 0)
+    assert not forced.fits(2 * GIB)
+
 
 @pytest.mark.parametrize("kind", ["disaggregated", "colocated"])
 def test_copies_leave_a_gpu_to_engines_that_take_turns(

@@ -149,7 +149,7 @@ def test_linear_is_that_of_torch(biased: bool, before: list[int]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_one_call_is_for_gpus_and_16_bits() -> None:
+def test_one_call_is_for_gpus_and_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not varlen_attention.fits(torch.zeros(1, 2, 3, 8))
     assert varlen_attention._call() is not None  # this torch has it
     queries = SimpleNamespace(
@@ -158,6 +158,8 @@ def test_one_call_is_for_gpus_and_16_bits() -> None:
     assert varlen_attention.fits(queries)  # type: ignore[arg-type]
     for other in ({"dtype": torch.float32}, {"shape": (1, 2, 3, 60)}, {"shape": (1, 2, 3, 512)}):
         assert not varlen_attention.fits(SimpleNamespace(**vars(queries) | other))  # type: ignore[arg-type]
+    monkeypatch.setenv("STREAMRL_ATTENTION", "grids")
+    assert not varlen_attention.fits(queries)  # type: ignore[arg-type]
 
 
 def test_the_kernel_is_tried_with_gradients_also_in_a_pass_without() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from flows.run.inspection.architectures import source_of
 from producers.engines.prefill_bits import prefills_keep_bits, use_one_kernel
 
 BACKENDS = "vllm.v1.attention.backends"
@@ -57,3 +59,19 @@ def test_bits_are_kept_where_that_was_seen(
     groups = [SimpleNamespace(backend=SimpleNamespace(get_name=lambda name=name: name)) for name in names]
     model = SimpleNamespace(get_head_size=lambda: size)
     assert prefills_keep_bits(SimpleNamespace(attn_groups=[groups], model_config=model)) == expected
+
+
+def test_the_installed_vllm_has_the_parts_that_are_changed() -> None:
+    classes = {
+        one.name: one
+        for one in source_of("vllm", "v1/attention/backends/flash_attn.py").body
+        if isinstance(one, ast.ClassDef)
+    }
+    builder, made = classes["FlashAttentionMetadataBuilder"], classes["FlashAttentionMetadata"]
+    build = next(one for one in builder.body if isinstance(one, ast.FunctionDef) and one.name == "build")
+    assert ast.unparse(build.returns or build) == "FlashAttentionMetadata"
+    assert "max_query_len: int" in map(ast.unparse, made.body)
+    code = ast.unparse(builder)
+    assert all(f"self.{name} = " in code for name in ("headdim", "num_heads_q", "num_heads_kv"))
+    # A schedule would be made before `build` ends, for the length that it was not told yet.
+    assert "aot_schedule = self.aot_schedule and (not fast_build) and (not envs.VLLM_BATCH_INVARIANT)" in code

@@ -45,6 +45,7 @@ _SCALED = {"logits_scaling": 1.0, "logit_scale": 1.0}  # keys of a config, and t
 _CAPPED = ("final_logit_softcapping", "attn_logit_softcapping")
 _PLACES = ("model", "lm_head")  # where the trainer finds a model's layers and its head
 _UNLISTED = (48,)  # sizes of heads that vLLM's kernels compute and its table lacks; a test asks the kernels
+_ONE_WINDOW = ("qwen2", "qwen2_moe", "qwen3")  # vLLM has one for all layers, or none; it knows others' layers
 _GPU = Path("/dev/nvidiactl")
 
 
@@ -80,7 +81,14 @@ def why_not_trained(config: dict[str, Any]) -> str:
 
 
 def why_not_generated(config: dict[str, Any]) -> str:
-    """Return why vLLM can't generate with a model on CPUs; empty if nothing speaks against it."""
+    """Return why vLLM can't generate with a model as it is trained; empty if nothing speaks against it."""
+    if _windows_differ(config):
+        window = shown(config["sliding_window"])
+        return (
+            f"only some layers have the window of {window} tokens, and vLLM would give all of them one: if "
+            f"no prompt with its answer is longer than {window} tokens, set use_sliding_window to false and "
+            "remove layer_types, else take another model"
+        )
     size = head_size(config)
     if size is None or not (sizes := head_sizes()) or size in sizes or not _on_cpu():
         return ""
@@ -89,6 +97,19 @@ def why_not_generated(config: dict[str, Any]) -> str:
         f"its attention heads have size {size} (head_dim, else hidden_size / num_attention_heads), and on "
         f"CPUs vLLM knows heads of size {allowed} alone"
     )
+
+
+def _windows_differ(config: dict[str, Any]) -> bool:
+    """Return whether vLLM would compute some layers with a window that the trainer has without, or refuse."""
+    kind, asked = config.get("model_type"), config.get("use_sliding_window") and config.get("sliding_window")
+    if kind not in _ONE_WINDOW or not asked:
+        return False
+    from transformers import AutoConfig  # some seconds, for the few models that have windows
+
+    try:
+        return len(set(AutoConfig.for_model(**config).layer_types)) > 1
+    except Exception:  # the config is damaged: whoever loads it says how
+        return False
 
 
 def head_size(config: dict[str, Any]) -> int | None:

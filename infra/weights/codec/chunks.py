@@ -6,6 +6,7 @@ magic · length of the head · head (msgpack: the groups' heads) · the groups' 
 from __future__ import annotations
 
 import itertools
+import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from infra.weights.weights_error import WeightsError, damaged
 if TYPE_CHECKING:
     from infra.weights.codec.gpu_encoding import GpuLook
 
+_log = logging.getLogger("streamrl.weights")
 CHUNK = 8 << 20  # bytes: a chunk ends with the group that makes it so large
 _MAGIC = b"SRWC"
 _START = struct.Struct("<4sI")
@@ -55,7 +57,13 @@ def encode_model(old: Model | None, new: Model, *, threads: int = 1, size: int =
 
     def code(run: tuple[str, list[Tile]]) -> list[CodedGroup]:
         with own_stream_for(new):
-            return list(encode_run(*run, old, new, look))
+            if look is None:
+                return list(encode_run(*run, old, new))
+            try:
+                return list(encode_run(*run, old, new, look))
+            except look.no_room as error:  # training needs more than before
+                _log.warning("the GPU has no room to look for changes, main memory has: %s", error)
+                return list(encode_run(*run, old, new))
 
     for group in itertools.chain.from_iterable(in_threads(code, runs, threads)):
         held.append(group)

@@ -46,6 +46,8 @@ _IN_ORDER = 1024  # changes of a program that looks at nothing else
 class GpuLook:
     """Looks at runs of a new model that lies on a GPU, and of an old one that may."""
 
+    no_room = torch.OutOfMemoryError
+
     def __init__(self, old: Model, new: Mapping[str, GpuBits]) -> None:
         self._old, self._new = old, new
         self._device = device_of(new)
