@@ -20,6 +20,7 @@ from consumers.learners.expert_routing import (
     shape_of_routers,
     wrong_routers,
 )
+from consumers.learners.long_rope import choose_frequencies
 from infra import cpu_linear
 from infra.errors import Explained
 from infra.quiet import no_model_bars
@@ -63,6 +64,7 @@ def adapt(model: Any, folder: str) -> Fitted:
 
 def make_ready(model: Any, spec: RunSpec, device: torch.device) -> None:
     """Have an adapted model compute as the run file says. It needs no weights yet."""
+    choose_frequencies(model, spec.longest_sample)
     if spec.model.follow_routes:
         check_routers(model)
         make_followers(model)

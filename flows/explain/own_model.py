@@ -16,6 +16,7 @@ import torch
 
 from consumers.batches.training_rows import TrainingRow
 from consumers.learners.expert_routing import NO_EXPERT, make_followers, set_routes
+from consumers.learners.long_rope import choose_frequencies
 from infra.quiet import no_model_bars
 from infra.weights.weights_error import WeightsError
 from schemas.expert_routes import unpack_routes
@@ -55,12 +56,16 @@ NamedWeights = Mapping[str, torch.Tensor]
 class OwnModel:
     """A causal language model in fp32."""
 
-    def __init__(self, folder: str, temperature: float, *, follows: bool = False) -> None:
-        """`follows`: a mixture's tokens take the experts that their generator took, as the trainer's do."""
+    def __init__(self, folder: str, temperature: float, *, longest: int = 1, follows: bool = False) -> None:
+        """`longest`: tokens of a sample that the run may have.
+
+        `follows`: a mixture's tokens take the experts that their generator took, as the trainer's do.
+        """
         from transformers import AutoModelForCausalLM
 
         no_model_bars()
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        choose_frequencies(self._model, longest)
         self._temperature, self._follows = temperature, follows
         if follows:
             make_followers(self._model)

@@ -158,8 +158,9 @@ class RunEvidence:
     def own_model(self) -> OwnModel:
         """The run's model, as transformers computes it."""
         found = OwnModel(
-            self.handle.record.model, self.spec.sampling.temperature, follows=self.spec.model.follow_routes
-        )
+            self.handle.record.model, self.spec.sampling.temperature, longest=self.spec.longest_sample,
+            follows=self.spec.model.follow_routes,
+        )  # fmt: skip
         if self._merging is not None:  # adapters are merged into the base in the run's own type of numbers
             found.round_to(self.spec.model.dtype)
         return found

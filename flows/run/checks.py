@@ -8,7 +8,16 @@ import importlib.util
 from pathlib import Path
 
 from flows.run.dealt_gpus import DealtGpus
-from flows.run.inspection.model import BadModel, longest_context, no_tensors, wrong_config, wrong_tensors
+from flows.run.inspection.engine_arguments import wrong_options
+from flows.run.inspection.engine_differences import BFLOAT16_ALONE
+from flows.run.inspection.model import (
+    BadModel,
+    config_of,
+    longest_context,
+    no_tensors,
+    wrong_config,
+    wrong_tensors,
+)
 from flows.run.inspection.servers import most_generators
 from flows.run.inspection.store_and_broker import wrong_folder
 from flows.run.locations import store_url
@@ -56,6 +65,7 @@ def problems_of(spec: RunSpec) -> list[str]:
         *_place_problems(spec),
         *_gpu_problems(spec),
         *_server_problems(spec),
+        *_option_problems(spec),
     ]
     return list(dict.fromkeys(found))  # problems and reward may lack the same file
 
@@ -84,6 +94,13 @@ def _server_problems(spec: RunSpec) -> list[str]:
     return [f"{named}: each generator (placement) has one of its own"]
 
 
+def _option_problems(spec: RunSpec) -> list[str]:
+    settings = spec.generator
+    if not isinstance(settings, VllmSettings) or not spec.generates:
+        return []
+    return wrong_options(settings.options, settings.slots)
+
+
 def _model_problems(spec: RunSpec) -> list[str]:
     if spec.model.build:
         return _function_problems("model.build", spec.model.build, "build")
@@ -100,7 +117,7 @@ def _model_problems(spec: RunSpec) -> list[str]:
     return [
         *_context_problems(spec, folder), *_lora_problems(spec, folder), *_route_problems(spec, folder),
         *_slicing_problems(spec, folder), *_rounding_problems(spec, folder),
-        *_sharing_problems(spec, folder),
+        *_sharing_problems(spec, folder), *_dtype_problems(spec, folder),
     ]  # fmt: skip
 
 
@@ -182,6 +199,7 @@ def check_context(spec: RunSpec, model: Path) -> None:
     problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
     problems += [*_route_problems(spec, model), *_slicing_problems(spec, model)]
     problems += [*_rounding_problems(spec, model), *_sharing_problems(spec, model)]
+    problems += _dtype_problems(spec, model)
     if problems:
         raise RunFileError("\n".join(problems))
 
@@ -199,6 +217,16 @@ def _context_problems(spec: RunSpec, folder: Path) -> list[str]:
         "tokens (max_position_embeddings in its config.json): lower one of them"
     )
     return [problem]
+
+
+def _dtype_problems(spec: RunSpec, folder: Path) -> list[str]:
+    try:
+        kind = config_of(folder).get("model_type")
+    except BadModel:
+        return []  # others say it
+    if kind not in BFLOAT16_ALONE or spec.model.dtype == "bfloat16":
+        return []
+    return [f"model.dtype: it is {spec.model.dtype}, and vLLM has parts of a {kind} in bfloat16: set that"]
 
 
 def _route_problems(spec: RunSpec, folder: Path) -> list[str]:

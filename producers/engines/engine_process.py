@@ -59,6 +59,8 @@ from schemas.importing import said
 from schemas.runspec import RunSpec
 
 PACE_S = 0.5
+# how an AssertionError of vLLM begins if others gave memory of the GPU back while it measured what is free
+_MEMORY_MOVED = "Error in memory profiling"
 
 _Result = TypeVar("_Result")
 _orders = msgspec.msgpack.Decoder(list[Order])
@@ -133,10 +135,17 @@ def answer(
         link.send_bytes(_encode([Refused(str(error), error.lasting)]))
     except Exception as error:
         traceback.print_exc()
-        unfit = not made and isinstance(error, ValueError | TypeError | NotImplementedError | KeyError)
+        unfit = not made and _is_unfit(error)
         doing = "works" if made else "starts"
         reason = f"the engine failed while it {doing}: {said(error)}"
         link.send_bytes(_encode([Refused(reason, unfit)]))
+
+
+def _is_unfit(error: Exception) -> bool:
+    """Whether a start of the engine failed because of its model or settings: another start would, too."""
+    if isinstance(error, AssertionError):  # so vLLM refuses some models and settings
+        return not str(error).startswith(_MEMORY_MOVED)
+    return isinstance(error, ValueError | TypeError | NotImplementedError | KeyError)
 
 
 class _Server:

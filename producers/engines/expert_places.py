@@ -34,7 +34,7 @@ def place_of_experts(
     found = expert_tensor(name)
     if found is None:
         renamed = _under(name, parameters)
-        return None if renamed is None else (renamed, slice(shape[0]))
+        return None if renamed is None else (renamed, slice(shape[0]) if shape else ())
     part = "w2_weight" if found.whole == DOWN else "w13_weight"
     parameter = _under(f"{found.layer}.routed_experts.{part}", parameters)
     if parameter is None:

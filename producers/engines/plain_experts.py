@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from infra import choices, cpu_linear
 from producers.engines.cpu_activations import Activation, Functions
-from producers.engines.engine import EngineError
+from producers.engines.engine import lasting_error
 from producers.engines.packed_linear import Product, invariant_product
 
 _FUNCTIONS = Functions()
@@ -145,7 +145,7 @@ def check_experts(model: torch.nn.Module) -> None:
         keeps = backend is UnquantizedMoeBackend.TRITON or getattr(kernel, "keeps_weights", False)
         if not keeps:
             by = type(method).__name__ if backend is None else backend.value
-            raise EngineError(
+            raise lasting_error(
                 f"vLLM computes this model's experts by {by}, which lays their weights out anew: they "
                 "can't be verified there"
             )

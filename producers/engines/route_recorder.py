@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from producers.engines.engine import EngineError
+from producers.engines.engine import EngineError, lasting_error
 from producers.engines.open_requests import Arrival, fetched
 from producers.engines.sampler import own_id
 from producers.engines.stretch_routes import RoutedLayers, routed_layers, routes_of_all
@@ -157,7 +157,7 @@ def _routers(model: torch.nn.Module) -> list[Any]:
     )
     for layer in layers:
         if layer.routed_experts.quant_method.is_monolithic or not isinstance(layer.router, BaseRouter):
-            raise EngineError(
+            raise lasting_error(
                 f"vLLM routes tokens inside {type(layer.routed_experts.quant_method).__name__}, where routes "
                 "can't be recorded. Set model.follow_routes: false"
             )

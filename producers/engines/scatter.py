@@ -18,7 +18,7 @@ import torch
 from infra.weights.bits import NAMES
 from infra.weights.digest import tensor_digest
 from infra.weights.patch import Patch, TensorPatch
-from producers.engines.engine import EngineError
+from producers.engines.engine import EngineError, lasting_error
 from producers.engines.expert_places import ParameterIndex, place_of_experts
 from producers.engines.packed_linear import PackedLayer, Product
 from producers.engines.pinned_uploads import PinnedUploads
@@ -228,6 +228,21 @@ class HeldWeights:
         self._digests |= {n: tensor_digest(tensor) for n, tensor in fresh.items() if n not in on_gpu}
         return dict(self._digests)
 
+    def check_filled(self) -> None:
+        """Raise EngineError if the model's tensors don't fill a parameter: nobody knows what it holds."""
+        filled: defaultdict[str, int] = defaultdict(int)
+        for name in filter(self.has, self._shapes):
+            parameter, _ = self._place(name)
+            # a parameter of the tensor's own name may have padding
+            held = self._parameters[name] if parameter == name else self.tensor(name)
+            filled[parameter] += held.numel()
+        for name, parameter in self._parameters.items():
+            if filled[name] < parameter.numel() and name not in self._voided:
+                raise lasting_error(
+                    f"vLLM's model computes with {name}, and the model has no tensor for it or a part of it: "
+                    "vLLM does not compute what the model's config says. Take another model"
+                )
+
     def has(self, name: str) -> bool:
         """Whether the engine has a parameter for a tensor of the model."""
         try:
@@ -261,20 +276,21 @@ class HeldWeights:
         return self._places[name]
 
     def _found(self, name: str) -> tuple[str, ParameterIndex]:
-        rows = self._shapes[name][0]
+        shape = self._shapes[name]
         if name in self._parameters:
-            return name, slice(rows)  # vLLM pads the vocabulary
+            return name, slice(shape[0]) if shape else ()  # vLLM pads the vocabulary
         for fused, parts in getattr(self._model, "packed_modules_mapping", {}).items():
             for number, part in enumerate(parts):
                 whole = name.replace(f".{part}.", f".{fused}.")
                 if whole != name and whole in self._parameters:
-                    before = sum(
-                        self._shapes[name.replace(f".{part}.", f".{other}.")][0] for other in parts[:number]
-                    )
-                    return whole, slice(before, before + rows)
+                    above = [name.replace(f".{part}.", f".{other}.") for other in parts[:number]]
+                    if lacking := [one for one in above if one not in self._shapes]:
+                        raise _refused(name, f"{whole} has {lacking[0]} above it, and the model has not")
+                    before = sum(self._shapes[one][0] for one in above)
+                    return whole, slice(before, before + shape[0])
         if found := self._place_of_experts(name):
             return found
-        raise EngineError(f"the engine has no parameter for {name}: this model can't be verified")
+        raise lasting_error(f"the engine has no parameter for {name}: this model can't be verified")
 
     def _place_of_experts(self, name: str) -> tuple[str, ParameterIndex] | None:
         refuse = partial(_refused, name)
@@ -284,7 +300,7 @@ class HeldWeights:
         """Raise EngineError if a tensor comes with another dtype or shape than the engine's."""
         held = self.tensor(name)
         if (NAMES[part.dtype][0], part.shape) != (str(held.dtype).removeprefix("torch."), tuple(held.shape)):
-            raise EngineError(
+            raise lasting_error(
                 f"tensor {name} comes as {part.dtype} {list(part.shape)}; the engine has it as {held.dtype} "
                 f"{list(held.shape)}"
             )
@@ -305,4 +321,4 @@ class HeldWeights:
 
 def _refused(name: str, why: str) -> EngineError:
     """Return the error for a tensor that does not fit its place in the engine."""
-    return EngineError(f"{name} can't be verified: {why}")
+    return lasting_error(f"{name} can't be verified: {why}")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from producers.engines.engine import EngineError
+from producers.engines.engine import lasting_error
 
 
 class RoutedLayers(NamedTuple):
@@ -43,7 +43,7 @@ def place_among(numbers: Sequence[Sequence[int]], stretch: int) -> RoutedLayers 
     if not kinds:
         return None
     if len(kinds) > 1:
-        raise EngineError(
+        raise lasting_error(
             f"the layers of this model take different numbers of experts ({sorted(kinds)}), and their "
             "routes can't be recorded. Set model.follow_routes: false"
         )

@@ -164,6 +164,22 @@ def _keep_bits(*, on_cpu: bool) -> None:
         use_one_kernel()
 
 
+def _checked_weights(
+    model: Any, folder: ModelFolder, rank: EngineRank | None, packed: Sequence[PackedLayer],
+    eight_bits: bool, ahead: int,
+) -> HeldWeights:  # fmt: skip
+    """Return the weights of vLLM's model; raise EngineError if they can't be those of the folder's."""
+    shapes = shapes_with_scales(folder.shapes) if eight_bits else folder.shapes
+    shapes = rank.slicing.shapes(shapes, rank.number) if rank else shapes
+    weights = HeldWeights(model, shapes, packed, rank.first_expert if rank else 0, ahead)
+    if eight_bits:
+        check_rounded(weights, shapes)
+    if rank:
+        rank.check(weights, folder)
+    weights.check_filled()
+    return weights
+
+
 class VllmEngine:
     """The engine on vLLM's CPU and GPU builds."""
 
@@ -255,17 +271,11 @@ class VllmEngine:
             self._routes.guesses = drafter is not None
         runner.sampler.topk_topp_sampler = self._sampler
         _look_at(runner.model, by_vectors=batch_invariant and on_cpu)
-        folder, self._rank, self._arrived = ModelFolder(model), rank, 0.0
-        shapes = shapes_with_scales(folder.shapes) if eight_bits else folder.shapes
-        first_expert = rank.first_expert if rank else 0
-        shapes = rank.slicing.shapes(shapes, rank.number) if rank else shapes
-        self.weights = HeldWeights(
-            runner.model, shapes, [*packed, *rounded], first_expert, (gpu or GpuMemory()).ahead
-        )
-        if eight_bits:
-            check_rounded(self.weights, shapes)
-        if rank:
-            rank.check(self.weights, folder)
+        self._rank, self._arrived = rank, 0.0
+        self.weights = _checked_weights(
+            runner.model, ModelFolder(model), rank, [*packed, *rounded], bool(eight_bits),
+            (gpu or GpuMemory()).ahead,
+        )  # fmt: skip
         self._slots, self._times = slots, StepTimes()
         self._sleeps = gpu is not None and gpu.sleeps and not on_cpu
         self._keeps_bits = batch_invariant and (on_cpu or prefills_keep_bits(runner))

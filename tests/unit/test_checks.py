@@ -75,3 +75,11 @@ def test_a_model_that_ranks_of_an_engine_can_not_divide_is_refused_before_the_st
     with pytest.raises(RunFileError, match=r"generator\.tensor_parallel: .*does not say how many attention"):
         check_context(make_spec(generator={"tensor_parallel": 2}), model)
     check_context(make_spec(), model)
+
+
+def test_a_model_that_vllm_has_in_bfloat16_needs_that_type(tmp_path: Path) -> None:
+    model = make_model_files(tmp_path)
+    (model / "config.json").write_text(json.dumps({"model_type": "apertus"}))
+    with pytest.raises(RunFileError, match=r"model.dtype: it is float32, and vLLM has parts of a apertus in"):
+        check_context(make_spec(), model)
+    check_context(make_spec(model={"dtype": "bfloat16"}), model)

@@ -233,5 +233,32 @@ def test_what_goes_wrong_is_told(make: Callable[[], CountingEngine]) -> None:
     assert isinstance(told[-1], Refused) and told[-1].reason.endswith("may have no token")
 
 
+def _raising(error: Exception) -> Callable[[], CountingEngine]:
+    def make() -> CountingEngine:
+        raise error
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("error", "unfit"),
+    [
+        (AssertionError("all layers must have one window"), True),
+        (ValueError("no such dtype"), True), (NotImplementedError(), True),
+        # another process gave memory of the GPU back meanwhile: the next start measures anew
+        (AssertionError("Error in memory profiling. Initial free memory 70 GiB"), False),
+        (RuntimeError("CUDA error"), False), (OSError("no space left"), False),
+    ],
+)  # fmt: skip
+def test_an_error_by_which_vllm_refuses_a_model_or_setting_is_met_by_every_start(
+    error: Exception, unfit: bool
+) -> None:
+    ours, theirs = Pipe()
+    answer(theirs, _raising(error))
+    (told,) = read(ours)
+    assert isinstance(told, Refused) and told.lasting is unfit
+    assert told.reason.startswith(f"the engine failed while it starts: {type(error).__name__}")
+
+
 def _refuse() -> CountingEngine:
     raise EngineError("this one may have no token")

@@ -222,3 +222,15 @@ def test_a_layer_is_packed_anew_when_its_weight_or_its_scales_change(leaf: str) 
     after = packed.product(x, None)
     assert torch.equal(after.t(), layer.weight.float() * layer.weight_scale[:, None])
     assert (after != before).any(0).tolist() == [False] * 4 + [True] * 2 + [False] * 2
+
+
+@pytest.mark.parametrize("without", ["k_proj.bias", "norm.weight", "gate_proj.weight", ""])
+def test_a_parameter_that_no_tensor_fills_is_named(without: str) -> None:
+    shapes = {name: shape for name, shape in SHAPES.items() if not without or without not in name}
+    weights = HeldWeights(Fused(torch.float32), shapes, [])
+    if not without:
+        weights.check_filled()  # padding of the vocabulary is no part
+        return
+    with pytest.raises(EngineError, match=r"computes with .*, and the model has no tensor for it") as raised:
+        weights.check_filled()
+    assert raised.value.lasting

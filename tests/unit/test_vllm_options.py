@@ -1,15 +1,20 @@
-"""Arguments of vLLM in a run file: those that StreamRL sets are refused, unknown ones at the start."""
+"""Arguments of vLLM in a run file: those that StreamRL sets are refused, and unknown and unfit ones, too."""
 
 from __future__ import annotations
 
+import ast
+import re
 from dataclasses import dataclass
 
 import pytest
 from pydantic import ValidationError
 
+from flows.run.checks import problems_of
+from flows.run.inspection import engine_arguments
+from flows.run.inspection.engine_arguments import wrong_options
 from producers.engines.engine import EngineError
 from producers.engines.vllm_engine import VllmSettings
-from producers.engines.vllm_options import merged_arguments
+from producers.engines.vllm_options import VllmOption, merged_arguments
 from tests.factories import make_spec
 
 
@@ -20,7 +25,15 @@ from tests.factories import make_spec
         ("tensor_parallel_size", "that is said by generator.tensor_parallel"),
         ("pipeline_parallel_size", "that is said by generator.pipeline_parallel"),
         ("enable_expert_parallel", "that is said by generator.expert_parallel"),
-        ("data_parallel_size", "an engine has one copy"),
+        ("data_parallel_size", "an engine has one copy"), ("data_parallel_rank", "an engine has one copy"),
+        ("data_parallel_backend", "an engine has one copy"),
+        ("enable_dbo", "an engine has one copy"), ("ubatch_size", "an engine has one copy"),
+        ("enable_batch_sharded_sampling", "each rank of an engine draws all samples"),
+        ("runner", "draws answers"), ("convert", "draws answers"),
+        ("model_weights", "that is said by model.path"), ("scheduler_cls", "vLLM's own scheduler"),
+        ("worker_extension_cls", "weights are written into"),
+        ("weight_transfer_config", "weights are written into"),
+        ("kv_offloading_size", "stay where the engine computes"),
         ("distributed_executor_backend", "starts the ranks"),
         ("device_ids", "the GPU that StreamRL deals out"),
         ("nnodes", "placement.engine_ranks"), ("cpu_offload_gb", "written and hashed in place"),
@@ -60,5 +73,59 @@ def test_an_argument_that_vllm_does_not_know_is_named_with_those_like_it() -> No
         **own,
         "max_num_batched_tokens": 512,
     }
-    with pytest.raises(EngineError, match=r"generator.options.'block_sise'.*there are block_size"):
+    with pytest.raises(EngineError, match=r"generator.options.'block_sise'.*there are block_size") as raised:
         merged_arguments(own, {"block_sise": 8}, Known)
+    assert raised.value.lasting, "the next start meets it, too"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (
+            "block_sise",
+            8,
+            r"'block_sise': the vLLM that is installed knows no such argument; there are block",
+        ),
+        ("max_num_batched_tokens", "many", r"it is 'many'; vLLM takes a whole number$"),
+        ("max_num_batched_tokens", True, r"it is True; vLLM takes a whole number$"),
+        ("max_num_batched_tokens", 512.5, r"it is 512\.5; vLLM takes a whole number$"),
+        ("enforce_eager", 1, r"it is 1; vLLM takes true or false$"),
+        ("watermark", "low", r"it is 'low'; vLLM takes a number$"),
+        ("hf_token", 1, r"it is 1; vLLM takes true or false or a string$"),  # bool | str | None
+        ("performance_mode", 3, r"it is 3; vLLM takes a string$"),  # an alias of another module
+        ("cudagraph_capture_sizes", 8, r"it is 8; vLLM takes no plain value$"),
+        ("max_num_batched_tokens", 63, r"it is 63, .* set it to 64 or more, or lower generator\.slots$"),
+    ],
+)
+def test_what_vllm_would_refuse_is_told_before_the_start(name: str, value: VllmOption, why: str) -> None:
+    spec = make_spec(generator={"options": {name: value}, "slots": 64})
+    (problem,) = [one for one in problems_of(spec) if "generator.options" in one]
+    assert problem.startswith("generator.options.") and re.search(why, problem)
+
+
+def test_a_run_that_draws_nothing_needs_no_engine() -> None:
+    offline = {"algorithm": {"mode": "offline", "recorded": "count-1"}, "loss": {"kind": "grpo"}}
+    unknown = {"options": {"block_sise": 8}}
+    assert not [one for one in problems_of(make_spec(**offline, generator=unknown)) if "block_sise" in one]
+    evaluated = make_spec(**offline, generator=unknown, evaluation={"problems": 8})
+    assert [one for one in problems_of(evaluated) if "block_sise" in one]
+
+
+FINE: dict[str, VllmOption] = {
+    "max_num_batched_tokens": 64, "watermark": 1, "hf_token": "x", "performance_mode": "throughput",
+    "block_size": 32, "enforce_eager": True,
+    "optimization_level": 2, "attention_backend": "TRITON_ATTN",  # classes: their values can't be told
+}  # fmt: skip
+
+
+def test_nothing_is_said_of_what_is_fine_or_cannot_be_told() -> None:
+    assert wrong_options(FINE, 64) == []
+    assert wrong_options({}, 64) == []
+
+
+@pytest.mark.parametrize("code", ["", "class EngineArgs(Others):\n    model: str = ''", "class Args: ..."])
+def test_nothing_is_said_where_vllm_or_its_arguments_are_not_found(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr(engine_arguments, "source_of", lambda package, file: ast.parse(code))
+    assert wrong_options({"block_sise": 8, "max_num_batched_tokens": 8}, 64) == []

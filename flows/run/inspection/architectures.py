@@ -30,6 +30,18 @@ def generated() -> frozenset[str]:
     return frozenset(found)
 
 
+def engine_code(name: str) -> str:
+    """Return the code of vLLM's file that has a class, without importing it. Empty if it is not found."""
+    for table, value in _tables("vllm", "model_executor/models/registry.py"):
+        if table in _GENERATING and isinstance(value, ast.Dict):
+            for key, place in zip(value.keys, value.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == name and isinstance(place, ast.Tuple):
+                    return ast.unparse(
+                        source_of("vllm", f"model_executor/models/{_literal(place.elts[0])}.py")
+                    )
+    return ""
+
+
 def _tables(package: str, file: str) -> list[tuple[str, ast.expr]]:
     """Return the names that a package's file assigns at its top level, each with the expression."""
     tables: list[tuple[str, ast.expr]] = []

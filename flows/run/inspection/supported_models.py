@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from flows.run.inspection.architectures import generated, source_of, trained
-from infra import choices
+from flows.run.inspection.engine_differences import why_computed_otherwise
+from infra.gpus import visible_gpus
 from schemas.shortening import shown
 
 # A test loads a small model of each kind, with random weights, as the trainer does. By model_type.
@@ -45,8 +45,6 @@ _SCALED = {"logits_scaling": 1.0, "logit_scale": 1.0}  # keys of a config, and t
 _CAPPED = ("final_logit_softcapping", "attn_logit_softcapping")
 _PLACES = ("model", "lm_head")  # where the trainer finds a model's layers and its head
 _UNLISTED = (48,)  # sizes of heads that vLLM's kernels compute and its table lacks; a test asks the kernels
-_ONE_WINDOW = ("qwen2", "qwen2_moe", "qwen3")  # vLLM has one for all layers, or none; it knows others' layers
-_GPU = Path("/dev/nvidiactl")
 
 
 def elsewhere() -> dict[str, list[str]]:
@@ -74,6 +72,8 @@ def why_not_trained(config: dict[str, Any]) -> str:
     for key, plain in _SCALED.items():
         if config.get(key, plain) not in (plain, None):
             return f"the trainer can't train it: the config scales logits ({key}: {shown(config[key])})"
+    if config.get("use_bidirectional_attention"):
+        return "the trainer can't train it: with use_bidirectional_attention tokens look at later ones"
     for key in _CAPPED:
         if config.get(key) is not None:
             return f"the trainer can't train it: the config caps logits ({key}: {shown(config[key])})"
@@ -82,13 +82,8 @@ def why_not_trained(config: dict[str, Any]) -> str:
 
 def why_not_generated(config: dict[str, Any]) -> str:
     """Return why vLLM can't generate with a model as it is trained; empty if nothing speaks against it."""
-    if _windows_differ(config):
-        window = shown(config["sliding_window"])
-        return (
-            f"only some layers have the window of {window} tokens, and vLLM would give all of them one: if "
-            f"no prompt with its answer is longer than {window} tokens, set use_sliding_window to false and "
-            "remove layer_types, else take another model"
-        )
+    if reason := why_computed_otherwise(config, on_cpu=_on_cpu()):
+        return reason
     size = head_size(config)
     if size is None or not (sizes := head_sizes()) or size in sizes or not _on_cpu():
         return ""
@@ -97,19 +92,6 @@ def why_not_generated(config: dict[str, Any]) -> str:
         f"its attention heads have size {size} (head_dim, else hidden_size / num_attention_heads), and on "
         f"CPUs vLLM knows heads of size {allowed} alone"
     )
-
-
-def _windows_differ(config: dict[str, Any]) -> bool:
-    """Return whether vLLM would compute some layers with a window that the trainer has without, or refuse."""
-    kind, asked = config.get("model_type"), config.get("use_sliding_window") and config.get("sliding_window")
-    if kind not in _ONE_WINDOW or not asked:
-        return False
-    from transformers import AutoConfig  # some seconds, for the few models that have windows
-
-    try:
-        return len(set(AutoConfig.for_model(**config).layer_types)) > 1
-    except Exception:  # the config is damaged: whoever loads it says how
-        return False
 
 
 def head_size(config: dict[str, Any]) -> int | None:
@@ -158,7 +140,7 @@ def _modules(made: ast.ClassDef) -> Iterator[str]:
 
 
 def _on_cpu() -> bool:
-    return choices.DEVICE.forced() == "cpu" or not _GPU.exists()
+    return not visible_gpus()
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
