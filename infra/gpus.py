@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra import choices
+from infra.driver_gpus import counted_gpus
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"nvidia\d+")
@@ -33,12 +34,13 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs that processes of ours may use; none if STREAMRL_DEVICE is cpu.
 
     As in CUDA, a name that is no GPU's hides itself and all after it. As in torch, a name that is there twice
-    hides all.
+    hides all. Files in /dev are counted; where there are none, as in WSL, the driver is asked once.
     """
-    if choices.DEVICE.forced() == "cpu":
+    said = os.environ.get(VISIBLE)
+    if choices.DEVICE.forced() == "cpu" or said == "":
         return []
     count = sum(bool(_DEVICE.fullmatch(one.name)) for one in devices.iterdir()) if devices.is_dir() else 0
-    said = os.environ.get(VISIBLE)
+    count = count or counted_gpus().count
     if said is None or not count:
         return [str(number) for number in range(count)]
     found: list[str] = []

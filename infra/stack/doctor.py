@@ -17,8 +17,10 @@ from infra.choices import ChoiceError, cores
 from infra.files.private import open_to_others
 from infra.gpu_builds import (
     GET_VLLM,
+    USE_THE_CPU,
     has_only_cpu_vllm,
     version_of,
+    why_none_is_counted,
     why_torch_says_none,
     why_torch_sees_none,
     wrong_vllm,
@@ -189,6 +191,9 @@ def _machine(paths: StackPaths, deep: bool) -> Iterator[Check]:
 def _gpus(deep: bool) -> Check:
     """Check that the torch that is installed can use the GPUs that are there."""
     visible, described = visible_gpus(), described_gpus()
+    if not visible and (why := why_none_is_counted(deep=deep)):
+        fix = f"mend the driver, {USE_THE_CPU}: else all ranks and engines may be on the first GPU"
+        return Check("gpus", False, f"none that can be counted: {why}", fix, optional=has_only_cpu_vllm())
     if not visible:
         hidden = f"{len(described)}, hidden by {VISIBLE} or STREAMRL_DEVICE" if described else "none"
         return Check("gpus", True, f"{hidden}: all is computed on the CPU", optional=True)

@@ -173,6 +173,11 @@ def wrong_facts(facts: ServerFacts, spec: RunSpec, model: str) -> list[str]:
         f"it quantizes weights ({facts.quantization}): start it without --quantization":
             bool(facts.quantization),
         "it has adapters: start it without --enable-lora": facts.adapters,
+        f"it holds keys and values in {facts.cache_dtype}, and not in {spec.model.dtype} as the model: "
+        "--kv-cache-dtype auto": facts.cache_dtype not in ("auto", spec.model.dtype),
+        "it offloads weights to main memory, and new ones are written where it computes: start it without "
+        "--cpu-offload-gb and --offload-group-size": facts.offloads,
+        f"{facts.unfit_experts}: --moe-backend triton": bool(facts.unfit_experts) and not facts.quantization,
         "it guesses tokens with a model of its own: start it without --speculative-config":
             facts.speculation,
         f'it takes no patches of weights: --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'':

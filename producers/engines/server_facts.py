@@ -12,7 +12,7 @@ import msgspec
 
 from infra.boot_id import boot_id
 
-CONTRACT = 2  # of the two ends; another number is refused
+CONTRACT = 3  # of the two ends; another number is refused
 BACKEND = "streamrl"  # the name in the server's --weight-transfer-config
 ID_PREFIX = "generate-tokens-"  # vLLM puts it before a request's id
 FILE_AWAY = "the patch's file can't be opened here"  # said by a worker
@@ -26,7 +26,11 @@ CLAIM_AGAIN_S = 3.0  # how often that generator is heard
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a running server, as far as samples depend on them."""
+    """The settings of a running server, as far as samples depend on them.
+
+    Facts that a later contract has added have defaults. So those of an older server can be read, and it is
+    refused by the number of its contract.
+    """
 
     contract: int
     machine: str  # another one on another machine, or in another container
@@ -50,6 +54,9 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     transfers: bool  # whether it takes patches of weights
     counts_tokens: bool  # whether it can say how many tokens it has drawn
     config: dict[str, Any]  # of the model, as transformers has it
+    cache_dtype: str = "auto"  # of keys and values, as --kv-cache-dtype has it; auto: the model's
+    offloads: bool = False  # whether it holds weights in main memory
+    unfit_experts: str = ""  # why a mixture's experts can't be verified; empty: they can, or there are none
 
 
 class WeightsState(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import torch
-import vllm
 from torch import distributed
 from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
@@ -43,14 +42,8 @@ from producers.engines.held_slices import check_slices
 from producers.engines.plain_experts import check_experts, use_plain_experts
 from producers.engines.prefill_bits import use_one_kernel
 from producers.engines.scatter import HeldWeights
-from producers.engines.server_facts import (
-    BACKEND,
-    CONTRACT,
-    ID_PREFIX,
-    ServerFacts,
-    WeightsState,
-    this_machine,
-)
+from producers.engines.server_facts import BACKEND, ID_PREFIX, WeightsState
+from producers.engines.server_settings import read_facts
 from producers.engines.shared_names import meeting_without_name, remove_meeting_names, without_names
 from producers.engines.staged_patch import StagedPatch
 from producers.engines.vllm_in_process import packed_linears
@@ -126,6 +119,7 @@ class PatchTransfer(WeightTransferEngine[PatchTarget, PatchPlace]):
             shapes = self._slicing.shapes(shapes, get_tensor_model_parallel_rank())
         self._held = HeldWeights(self.model, shapes, _PACKED)
         self._check_slices()
+        self._held.check_filled()
         self._root = self._preparing = self._hashing = None
 
     def _check_slices(self) -> None:
@@ -251,7 +245,7 @@ class ServedWorker:
         """Return the facts about this server. All ranks have met when they are asked for."""
         remove_meeting_names()
         transfers = isinstance(self.weight_transfer_engine, PatchTransfer)
-        return _answered(lambda: _facts(self.vllm_config, self.model_runner, transfers=transfers))
+        return _answered(lambda: read_facts(self.vllm_config, self.model_runner, transfers=transfers))
 
     def patch_limit(self) -> _Answer:
         """Return how many bytes a patch can have."""
@@ -289,33 +283,3 @@ class ServedWorker:
         if not isinstance(self.weight_transfer_engine, PatchTransfer):
             raise EngineError(f'it lacks --weight-transfer-config \'{{"backend": "{BACKEND}"}}\'')
         return self.weight_transfer_engine
-
-
-def _facts(config: Any, runner: Any, *, transfers: bool) -> ServerFacts:
-    model, scheduler = config.model_config, config.scheduler_config
-    return ServerFacts(
-        contract=CONTRACT, machine=this_machine(), vllm=vllm.__version__,
-        device=str(runner.device.type),
-        dtype=str(model.dtype).removeprefix("torch."),
-        front_ends=getattr(config.parallel_config, "_api_process_count", 1),
-        workers=config.parallel_config.world_size_across_dp,
-        ranks=config.parallel_config.tensor_parallel_size,
-        whole_experts=bool(config.parallel_config.enable_expert_parallel),
-        vocabulary=model.get_vocab_size(), longest=model.max_model_len, slots=scheduler.max_num_seqs,
-        logprobs_mode=str(model.logprobs_mode),
-        prefix_caching=bool(config.cache_config.enable_prefix_caching),
-        chunked_prefill=bool(scheduler.enable_chunked_prefill), priorities=scheduler.policy == "priority",
-        quantization=str(model.quantization or ""), adapters=config.lora_config is not None,
-        speculation=config.speculative_config is not None,
-        transfers=transfers, counts_tokens=isinstance(getattr(runner, "requests", None), dict),
-        config={name: one for name, one in model.hf_config.to_dict().items() if _is_plain(one)},
-    )  # fmt: skip
-
-
-def _is_plain(value: object) -> bool:
-    """Whether JSON can have a value: configs also hold types of torch."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | int | float | bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import threading
@@ -10,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -30,6 +34,7 @@ from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest, en
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.on_server import ServedEngine
 from producers.engines.remote import RemoteEngine
+from producers.engines.server_checks import wrong_facts
 from producers.engines.server_link import KEY_VARIABLE, ServerLink
 from producers.stopping import stopping_of
 from schemas.rank_layout import RankLayout
@@ -363,6 +368,42 @@ def test_what_does_not_fit_is_named_with_its_flag(
         engine_of(str(model), spec_of(server))
 
 
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({}, ""), ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype auto"),
+    ({"cpu_offload_gb": 1.0}, "--cpu-offload-gb"),
+    ({"offload_group_size": 2}, "--offload-group-size"),
+]  # fmt: skip
+
+
+def test_facts_are_read_from_vllms_settings(model: Path) -> None:
+    """Its settings are made as a server makes them, and none is started."""
+    from vllm import EngineArgs
+
+    from producers.engines.server_settings import read_facts
+
+    spec = make_spec(generator={"engine": "served", "urls": "http://a:1", "slots": 8})
+    runner = SimpleNamespace(device=torch.device("cpu"), requests={}, get_model=torch.nn.Module)
+    for options, flag in SETTINGS:
+        given = EngineArgs(
+            model=str(model), dtype="float32", max_model_len=256, enable_prefix_caching=False,
+            enable_chunked_prefill=False, logprobs_mode="processed_logprobs", **options,
+        )  # fmt: skip
+        with mock.patch.dict(os.environ):  # vLLM adds to it
+            facts = read_facts(given.create_engine_config(), runner, transfers=True)
+        problems = wrong_facts(facts, spec, str(model))
+        assert len(problems) == bool(flag) and all(flag in one for one in problems)
+
+
+def test_experts_that_a_check_refuses_are_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    from producers.engines import server_settings
+
+    def refuse(model: torch.nn.Module) -> None:
+        raise EngineError("they can't be verified there")
+
+    monkeypatch.setattr(server_settings, "check_experts", refuse)
+    assert server_settings._unfit_experts(torch.nn.Module()) == "they can't be verified there"
+
+
 CHANGING = (
     "/start_weight_update", "/update_weights", "/finish_weight_update", "/init_weight_transfer_engine",
     "/shutdown_weight_transfer_engine", "/pause", "/resume", "/abort_requests", "/update_weight_version",
@@ -382,7 +423,9 @@ def test_one_server_serves_one_generator(engine: ServedEngine, server: VllmServe
             for path in CHANGING:
                 with pytest.raises(EngineError, match=f"belongs to a generator of run test .* POST {path}"):
                     outsider.post(path, {})
-        assert outsider.facts()["slots"] == 16
+        facts = outsider.facts()
+    assert facts["slots"] == 16
+    assert (facts["cache_dtype"], facts["offloads"], facts["unfit_experts"]) == ("auto", False, "")
     assert rest(engine, 4).keys() == {one.id for one in requests}
     assert engine.digests() == digests_of(weights(model, 0))
 

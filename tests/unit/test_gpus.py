@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,8 @@ from flows.run.inspection import inspect_run
 from flows.run.locations import Places
 from flows.run.request import RunFailed, RunRequest
 from flows.run.watching_balance import JoinedGenerators, keep_balanced
-from infra import choices, gpu_builds
+from infra import choices, driver_gpus, gpu_builds
+from infra.driver_gpus import CountedGpus
 from infra.gpus import VISIBLE, visible_gpus
 from infra.stack import doctor
 from infra.stack.doctor import Check
@@ -53,7 +55,16 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).touch()
     monkeypatch.delenv(VISIBLE, raising=False)
     monkeypatch.delenv("STREAMRL_DEVICE", raising=False)
+    monkeypatch.setattr("infra.gpus.counted_gpus", CountedGpus)
     return tmp_path
+
+
+@pytest.fixture
+def driver() -> Iterator[None]:
+    """The driver is asked anew."""
+    driver_gpus.counted_gpus.cache_clear()
+    yield
+    driver_gpus.counted_gpus.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -72,6 +83,71 @@ def test_gpus_are_those_that_cuda_shows(
     monkeypatch.setenv("STREAMRL_DEVICE", "cpu")
     assert visible_gpus(devices) == []
     assert visible_gpus(devices / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "found"), [(None, ["0", "1", "2"]), ("2,0", ["2", "0"]), ("", []), ("3,0", []), ("1,1", [])]
+)
+def test_the_driver_counts_gpus_that_have_no_files(
+    devices: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, found: list[str]
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr("infra.gpus.counted_gpus", lambda: asked.append(1) or CountedGpus(3))
+    (dev := devices / "dev").mkdir()
+    (dev / "dxg").touch()
+    if said is not None:
+        monkeypatch.setenv(VISIBLE, said)
+    assert visible_gpus(dev) == found
+    assert len(asked) == (said != ""), "nothing is asked where all are hidden"
+    visible_gpus(devices)
+    monkeypatch.setenv("STREAMRL_DEVICE", "cpu")
+    assert visible_gpus(dev) == []
+    assert len(asked) == (said != "")
+
+
+_DRIVER = """
+#include <stdlib.h>
+#include <unistd.h>
+int cuInit(unsigned flags) { if (getenv("SLOW")) sleep(60); return atoi(getenv("CODE")); }
+int cuDeviceGetCount(int *count) { *count = getenv("CUDA_VISIBLE_DEVICES") ? 1 : 3; return 0; }
+"""
+ANSWERS = [
+    ("0", CountedGpus(3)), ("100", CountedGpus(0)), ("34", CountedGpus(0)),
+    ("999", CountedGpus(0, "{} counts no GPUs: error 999 of CUDA")),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler makes the stand-in for libcuda")
+def test_a_child_process_asks_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: None
+) -> None:
+    """It is asked once, and for all GPUs, also those that are hidden here."""
+    (source := tmp_path / "driver.c").write_text(_DRIVER)
+    library = str(tmp_path / "libdriver.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, str(source)], check=True)
+    monkeypatch.setattr(driver_gpus, "LIBRARY", library)
+    monkeypatch.setenv(VISIBLE, "1")
+    for code, expected in ANSWERS:
+        driver_gpus.counted_gpus.cache_clear()
+        for said in (code, "1"):  # another answer would come the second time
+            monkeypatch.setenv("CODE", said)
+            assert driver_gpus.counted_gpus() == replace(expected, problem=expected.problem.format(library))
+    monkeypatch.setenv("SLOW", "1")
+    monkeypatch.setattr(driver_gpus, "_PATIENCE_S", 0.5)
+    driver_gpus.counted_gpus.cache_clear()
+    assert driver_gpus.counted_gpus().problem == f"{library} took more than 0 s to count GPUs"
+
+
+def test_a_driver_that_cannot_be_asked_is_a_problem_and_a_missing_one_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, driver: None
+) -> None:
+    monkeypatch.setattr(driver_gpus, "LIBRARY", "libc.so.6")  # it lacks CUDA's functions
+    found = driver_gpus.counted_gpus()
+    assert not found.count and found.problem.startswith("libc.so.6 can't be asked for GPUs: ")
+    driver_gpus.counted_gpus.cache_clear()
+    monkeypatch.setattr(driver_gpus, "LIBRARY", "libnothing-of-that-name.so.1")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process is started"))
+    assert driver_gpus.counted_gpus() == CountedGpus(0)
 
 
 def have(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
@@ -408,9 +484,48 @@ def test_the_doctor_looks_at_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = gpu_check(monkeypatch, cpu_vllm="0.32.0", cuda="")
     assert not found.ok and found.optional and "torch 2.13.0 is built for CPUs" in found.fix
     have(monkeypatch)
-    assert gpu_check(monkeypatch, cuda="").found.startswith("1, hidden by CUDA_VISIBLE_DEVICES")
+    with monkeypatch.context() as hidden:
+        hidden.setenv(VISIBLE, "")
+        assert gpu_check(monkeypatch, cuda="").found.startswith("1, hidden by CUDA_VISIBLE_DEVICES")
+    found = gpu_check(monkeypatch, cuda="")
+    assert not found.ok and found.found == (
+        "none that can be counted: nvidia-smi lists 1, and libcuda.so.1 counts none"
+    )
+    assert found.fix.startswith("mend the driver, or set STREAMRL_DEVICE=cpu: ")
     program.write_text("#!/bin/sh\nexit 9\n")
     assert gpu_check(monkeypatch, cuda="").found == "none: all is computed on the CPU"
+
+
+def test_the_doctor_tells_of_gpus_that_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would not be dealt out. Without vLLM's build for GPUs that is advice."""
+    have(monkeypatch)
+    for variable in (VISIBLE, "STREAMRL_DEVICE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(gpu_builds, "counted_gpus", CountedGpus)
+    monkeypatch.setattr(gpu_builds, "described_gpus", list)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    (amd := tmp_path / "kfd").touch()
+
+    def said(*, deep: bool = False, **versions: str) -> str:
+        found = gpu_check(monkeypatch, deep=deep, **versions)
+        assert found.ok == (found.found == "none: all is computed on the CPU")
+        assert found.optional == (found.ok or "cpu_vllm" in versions)
+        return found.found.removeprefix("none that can be counted: ")
+
+    assert said(vllm="0.32.0") == "none: all is computed on the CPU"
+    assert said(vllm="0.32.0", deep=True) == "torch sees one"
+    monkeypatch.setattr(gpu_builds, "_torch_builds_for", lambda kind: {"hip": "6.4"}.get(kind, ""))
+    assert said(vllm="0.32.0") == "none: all is computed on the CPU"
+    monkeypatch.setattr(gpu_builds, "_AMD", amd)
+    assert said(vllm="0.32.0") == "torch is built for ROCm 6.4, and StreamRL counts NVIDIA's alone"
+    monkeypatch.setattr(gpu_builds, "counted_gpus", lambda: CountedGpus(0, "libcuda.so.1 fails"))
+    assert said(cpu_vllm="0.32.0") == "libcuda.so.1 fails"
+    for variable, value in ((VISIBLE, ""), ("STREAMRL_DEVICE", "cpu")):
+        with monkeypatch.context() as hidden:
+            hidden.setenv(variable, value)
+            assert said(vllm="0.32.0", deep=True) == "none: all is computed on the CPU"
 
 
 @pytest.mark.parametrize(

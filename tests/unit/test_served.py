@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from producers.engines.engine import DrawnAnswer, EngineError, SampleRequest, en
 from producers.engines.on_server import ServedEngine, server_seed
 from producers.engines.served_engine import ServedSettings
 from producers.engines.server_checks import model_config, wrong_facts
+from producers.engines.server_facts import CONTRACT
 from producers.engines.staged_patch import StagedPatch
 from schemas.runspec import RunSpec
 from tests.factories import make_patch, make_spec, make_tiny_mixture, make_tiny_model
@@ -435,17 +437,55 @@ def test_facts_that_do_not_fit_are_named_with_flags(model: Path) -> None:
     wrong = honest_facts(
         config | {"hidden_size": 1}, dtype="bfloat16", longest=8, slots=2, logprobs_mode="raw_logprobs",
         prefix_caching=True, chunked_prefill=True, workers=2, quantization="fp8", adapters=True,
-        speculation=True, counts_tokens=False, front_ends=2,
+        speculation=True, counts_tokens=False, front_ends=2, offloads=True,
     )  # fmt: skip
     said = "\n".join(wrong_facts(wrong, spec, str(model)))
     flags = (
         "--dtype float32", "--max-model-len 24", "--max-num-seqs 64", "processed_logprobs", "--quantization",
         "--no-enable-prefix-caching", "--no-enable-chunked-prefill", "parallelism", "--enable-lora",
-        "--speculative-config", "--api-server-count 1", "VLLM_USE_V2_MODEL_RUNNER=0",
+        "--speculative-config", "--api-server-count 1", "VLLM_USE_V2_MODEL_RUNNER=0", "--cpu-offload-gb",
         "hidden_size: 1 there, 64 here",
     )  # fmt: skip
     assert [flag for flag in flags if flag not in said] == []
     assert "install the same version" in wrong_facts(honest_facts({}, contract=1), spec, "")[0]
+
+
+OFFLOADS = (
+    "it offloads weights to main memory, and new ones are written where it computes: start it without "
+    "--cpu-offload-gb and --offload-group-size"
+)
+BY_OTHERS = "vLLM computes this model's experts by FlashInfer CUTLASS, which lays their weights out anew"
+LATER_FACTS: list[tuple[dict[str, Any], str]] = [
+    ({"cache_dtype": "fp8"},
+     "it holds keys and values in fp8, and not in float32 as the model: --kv-cache-dtype auto"),
+    ({"cache_dtype": "bfloat16"},
+     "it holds keys and values in bfloat16, and not in float32 as the model: --kv-cache-dtype auto"),
+    ({"cache_dtype": "float32"}, ""),
+    ({"offloads": True}, OFFLOADS),
+    ({"unfit_experts": BY_OTHERS}, f"{BY_OTHERS}: --moe-backend triton"),
+    ({"unfit_experts": BY_OTHERS, "quantization": "fp8"},
+     "it quantizes weights (fp8): start it without --quantization"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("facts", "said"), LATER_FACTS)
+def test_caches_places_of_weights_and_experts_have_to_fit(facts: dict[str, Any], said: str) -> None:
+    spec = make_spec(generator={"engine": "served", "urls": "http://a:1", "slots": 16})
+    assert wrong_facts(honest_facts({}, **facts), spec, "") == ([said] if said else [])
+
+
+def test_a_server_of_an_older_contract_is_refused_by_its_number(server: LyingServer, model: Path) -> None:
+    """It says fewer facts, and a newer one says more: both can be read."""
+    old = msgspec.to_builtins(honest_facts({}, contract=CONTRACT - 1))
+    for name in ("cache_dtype", "offloads", "unfit_experts"):
+        del old[name]
+    new = msgspec.to_builtins(honest_facts({}, contract=CONTRACT + 1)) | {"a_later_fact": 1}
+    for said, number in ((old, CONTRACT - 1), (new, CONTRACT + 1)):
+        server.how.answers["server_facts"] = {"results": [{"result": said}]}
+        message = f"its StreamRL has contract {number}, this one {CONTRACT}: install the same version"
+        with pytest.raises(EngineError, match=message) as refused:
+            open_engine(server, model)
+        assert refused.value.lasting
 
 
 @pytest.mark.parametrize(
