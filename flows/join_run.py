@@ -7,19 +7,21 @@ does the same with no Prefect installed or running.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from prefect import flow, get_run_logger
 from pydantic import Field
 
 from flows.flow_runs.watching import watched
-from flows.run.commands import RanksHere
+from flows.run.awaited_run import awaited_run
+from flows.run.commands import ranks_here
 from flows.run.joining import joining, take_part
 
 
 @flow(name="join-run", description="Generators or ranks take part in a run.")
 def join_run(
-    run: Annotated[str, Field(min_length=1, description="The run's id, such as count-1.")],
+    run: Annotated[str, Field(min_length=1, description="The run's id, such as count-1, or a name.")],
     store: Annotated[str, Field(description="The run's object store.")] = "local",
     generators: Annotated[
         int | None, Field(ge=0, description="How many; by default 1, and 0 where there are ranks.")
@@ -35,12 +37,20 @@ def join_run(
     reward: Annotated[
         str | None, Field(description="FILE.py:function, if the reward is elsewhere on this machine.")
     ] = None,
+    wait_s: Annotated[
+        float, Field(ge=0, description="Seconds to wait for the run, if it does not go on yet.")
+    ] = 0.0,
+    newest: Annotated[
+        bool, Field(description="Join the newest run of a name; if it has ended, wait for the next one.")
+    ] = False,
 ) -> None:
     """Take part in a run until it has ended, or until this flow run is cancelled: no process is left."""
     with watched():
         log = get_run_logger()
+        say = partial(log.info, "%s")
+        held = ranks_here(ranks, engine_ranks, of_generator)
+        run = awaited_run(run, store=store, wait_s=wait_s, newest=newest, say=say)
         joined = joining(
-            run, store=store, generators=generators, model=model, reward=reward,
-            ranks=RanksHere(ranks, engine_ranks, of_generator),
+            run, store=store, generators=generators, model=model, reward=reward, ranks=held
         )  # fmt: skip
-        take_part(joined, lambda text: log.info("%s", text))
+        take_part(joined, say)

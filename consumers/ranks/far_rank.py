@@ -13,7 +13,6 @@ the trainer      a start of it that needs ranks
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from infra.code import child_environment, module
 from infra.contents import MODEL, content
 from infra.errors import Explained
 from infra.ranks import rendezvous
+from infra.ranks.launcher import local_rank
 from infra.ranks.serving_starts import reach_rank_0, serve_starts
 from infra.roles.context import RoleContext
 from infra.roles.entry import run_role
@@ -86,7 +86,7 @@ def body(context: RoleContext) -> None:
     """Be a rank of one start of the trainer after the other."""
     check_files(context)
     context.loaded()
-    hello = Hello(local=int(os.environ.get("LOCAL_RANK") or 0), versions=rank_versions())
+    hello = Hello(local=local_rank() or 0, versions=rank_versions())
     serve_starts(
         context, leader="trainer", work="training as a rank",
         reached=lambda: reach_rank_0(context, rendezvous.TRAINER, hello),

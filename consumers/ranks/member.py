@@ -29,6 +29,10 @@ class RankFailed(RanksError):
         self.number, self.batch, self.reason = number, failed.batch, failed.reason
 
 
+class RanksApart(RanksError):
+    """Raised when ranks have other weights than rank 0; the message names them and the step."""
+
+
 class OtherRank(ABC):
     """A rank that takes commands. `died` is set when any member ends."""
 

@@ -51,6 +51,7 @@ from consumers.ranks.rank_wire import (
 from consumers.steps.checkpoint_manifest import Damaged
 from infra.errors import Explained
 from infra.logs import set_up
+from infra.machine_kind import kind_of_machine
 from infra.stores.store import StoreError
 from schemas.importing import BadImport, said
 from schemas.runspec import RunSpec
@@ -69,7 +70,7 @@ def obey(learner: LocalLearner, command: Command, writer: PartWriter) -> Command
             said = [learner.ask(batch, needs) for batch in asked]
             return CommandDone(scores=[scores_to_bytes(one) for one in said[: len(batches)]])
         case StepCommand(total):
-            learner.step(total)
+            return CommandDone(weights=learner.step(total).weights.digest)
         case BeginIteration():
             learner.begin_iteration()
         case RestCommand():
@@ -128,7 +129,7 @@ def serve(link: RankLink, model: str | None = None, store: str | None = None) ->
         gc.enable()
         writer = PartWriter(log, store)
         log.info("rank %d of %d is ready", setup.number, setup.ranks)
-        link.reply(CommandDone())
+        link.reply(CommandDone(machine=kind_of_machine()))
         while (frame := link.next()) is not None:
             link.reply(obey(learner, msgspec.msgpack.decode(frame, type=Command), writer))
         learner.close()

@@ -19,10 +19,11 @@ from consumers.learners.collective import Seat
 from consumers.learners.optimizing import NotFinite
 from consumers.ranks.far_member import FarMember
 from consumers.ranks.local_member import LocalMember
-from consumers.ranks.member import OtherRank, RankFailed
+from consumers.ranks.member import OtherRank, RankFailed, RanksApart
 from consumers.ranks.rank_wire import Command, CommandDone, Setup
 from consumers.ranks.trainer_door import TrainerDoor
 from infra.errors import Explained
+from infra.machine_kind import kind_of_machine
 from infra.ranks.rank_addresses import RanksError, meeting_place
 from infra.stack.ports import LOOPBACK
 from schemas.runspec import RunSpec
@@ -89,6 +90,31 @@ class RankProcesses:
     def replies(self) -> list[CommandDone]:
         """Return the reply of each rank to the last command, in order of rank."""
         return [member.reply(self._deadlines.progress_s) for member in self._members]
+
+    def ready(self) -> None:
+        """Return when each rank has its model. Warn of those on machines of another kind than this."""
+        own, others = kind_of_machine(), dict[str, list[str]]()
+        for member, reply in zip(self._members, self.replies(), strict=True):
+            if reply.machine != own:
+                others.setdefault(reply.machine, []).append(member.name)
+        if others:
+            self._log.warning(
+                "bits may differ from those of machines of one kind: rank 0 computes on %s, and %s", own,
+                ", and ".join(f"{', '.join(names)} on {kind}" for kind, names in others.items()),
+            )  # fmt: skip
+
+    def check_weights(self, digest: int, steps: int) -> None:
+        """Take the replies to a step. Raise RanksApart if weights have another digest than rank 0's.
+
+        `steps`: how many the optimizer has taken.
+        """
+        replies = zip(self._members, self.replies(), strict=True)
+        if apart := [member.name for member, reply in replies if reply.weights != digest]:
+            raise RanksApart(
+                f"after optimizer step {steps} the weights of {', '.join(apart)} are no longer rank 0's: all "
+                "ranks take rank 0's when the trainer starts again from its checkpoint. If it happens again, "
+                "place all ranks on machines of one kind, and look for a fault of these machines"
+            )
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -116,12 +116,14 @@ Command = (
 
 
 class CommandDone(msgspec.Struct, tag=True):
-    """The reply of a rank that has carried out a command."""
+    """The reply of a rank that has carried out a command, or is ready."""
 
     stats: list[LossStats] = []
     scores: list[bytes] = []
     unread: str = ""  # why a part of a state could not be read
     damaged: bool = False  # whether that is because it is damaged
+    weights: int = 0  # digest after a step; 0 if the learner takes none
+    machine: str = ""  # the kind of machine, of a rank that is ready
 
 
 class Failed(msgspec.Struct, tag=True):

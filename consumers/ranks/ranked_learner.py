@@ -59,13 +59,14 @@ class RankedLearner:
         log: logging.Logger, door: TrainerDoor | None = None,
     ) -> None:  # fmt: skip
         self._ranks = spec.trainer.ranks
+        self._steps = 0  # of the optimizer
         self._crew = RankProcesses(model, spec, run=run, log=log, door=door)
         try:
             self._crew.open()
             with self._crew.watched():
                 self._crew.join()
                 self._local = local(model, spec)
-                self._crew.replies()
+                self._crew.ready()
         except BaseException:
             self._crew.close()
             collective.leave()
@@ -125,8 +126,13 @@ class RankedLearner:
             self._crew.replies()
 
     def step(self, total: float) -> Stepped:
-        with self._together(StepCommand(total)):
-            return self._local.step(total)
+        """See Learner. Ranks that hold whole weights step them each: they must have the same ones then."""
+        with self._crew.watched():
+            self._crew.send_all(StepCommand(total))
+            taken = self._local.step(total)
+            self._steps += 1
+            self._crew.check_weights(taken.weights.digest, self._steps)
+        return taken
 
     def begin_iteration(self) -> None:
         with self._together(BeginIteration()):
@@ -159,7 +165,12 @@ class RankedLearner:
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         if self._local.shares_state and isinstance(state, DividedState):
             self._restore_parts(state)
-            return
+        else:
+            self._restore_shared(state)
+        self._steps = int(state["steps"])
+
+    def _restore_shared(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore a state that rank 0 reads, and sends to the others."""
         outlines = collective.Shared.outlines_of(state)
         unread: list[StoreError] = []
         with self._together(RestoreCommand(outlines)):

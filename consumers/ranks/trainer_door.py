@@ -9,7 +9,7 @@ import threading
 import msgspec
 
 from consumers.ranks.far_member import FarMember
-from consumers.ranks.rank_hello import Hello, are_fit, rank_versions
+from consumers.ranks.rank_hello import Hello, needed_versions, rank_misfit
 from consumers.ranks.rank_wire import Failed
 from infra.ranks import rendezvous
 from infra.ranks.doorway import Doorway
@@ -40,6 +40,7 @@ class TrainerDoor:
     def open(self, died: threading.Event) -> TrainerDoor:
         """Listen, and write down where. `died`: set when a rank ends. Return itself."""
         self._died = died
+        self._needed = needed_versions(self._record.spec)
         self._door.open(lambda port: rendezvous.announce(self._store, self._record, self.host, port))
         return self
 
@@ -79,12 +80,7 @@ class TrainerDoor:
         return in_order[: self.wanted] if len(in_order) >= self.wanted else []
 
     def _take_in(self, connection: socket.socket, address: str, hello: Hello) -> None:
-        own = rank_versions(deepspeed=self._record.spec.trainer.needs_deepspeed)
-        if not are_fit(hello.versions, own):
-            reason = (
-                f"the rank on {address} has {hello.versions}, and the trainer has {own}: install "
-                "the same on both"
-            )
+        if reason := rank_misfit(address, hello.versions, self._needed):
             with connection.makefile("wb") as file:
                 write_frame(file, Failed(reason))
             self._room.turned_away(reason)

@@ -17,7 +17,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def join(
-    run: Annotated[str, typer.Argument(help="The run's id, such as count-1.")],
+    run: Annotated[str, typer.Argument(help="The run's id, such as count-1; with --newest a name.")],
     store: Annotated[
         str, typer.Option("--store", help="The run's object store, such as s3://bucket/folder.")
     ] = "local",
@@ -74,6 +74,22 @@ def join(
         str | None,
         typer.Option("--reward", help="FILE.py:function, if the reward is elsewhere on this machine."),
     ] = None,
+    wait_s: Annotated[
+        float,
+        typer.Option(
+            "--wait",
+            min=0,
+            metavar="SECONDS",
+            help="Seconds to wait for the run, if it does not go on yet; 0: do not wait.",
+        ),
+    ] = 0.0,
+    newest: Annotated[
+        bool,
+        typer.Option(
+            "--newest",
+            help="Join the newest run of a name, such as count. If it has ended, --wait is for the next one.",
+        ),
+    ] = False,
 ) -> None:
     """Start more generators for a run that goes on, here or on any site that reaches its broker and store.
 
@@ -89,16 +105,21 @@ def join(
     Four ranks of the trainer: [bold]streamrl join count-3 --store s3://streamrl/runs --ranks 4[/bold]
 
     Four ranks of an engine: [bold]streamrl join count-3 --store s3://streamrl/runs --engine-ranks 4[/bold]
+
+    A job that starts all machines at once: [bold]streamrl join count --newest --wait 600 --ranks 4[/bold]
     """
-    from flows.run.commands import RanksHere
+    from flows.run.awaited_run import awaited_run
+    from flows.run.commands import ranks_here
     from flows.run.joining import joining, take_part
 
-    console = out()
-    with bar(f"fetching the model of {run}") as progress:
-        joined = joining(
-            run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
-            reward=reward, ranks=RanksHere(ranks, engine_ranks, of_generator), progress=progress,
-        )  # fmt: skip
+    console, held = out(), ranks_here(ranks, engine_ranks, of_generator)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with sigterm_interrupts():
-        take_part(joined, partial(console.print, markup=False, highlight=False, soft_wrap=True))
+        run = awaited_run(run, store=store, wait_s=wait_s, newest=newest, say=say)
+        with bar(f"fetching the model of {run}") as progress:
+            joined = joining(
+                run, store=store, site=site, cache=cache, relays=relays, generators=generators, model=model,
+                reward=reward, ranks=held, progress=progress,
+            )  # fmt: skip
+        take_part(joined, say)
     console.print(f"run {run} has ended")

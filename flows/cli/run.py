@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -57,6 +58,7 @@ def run(
 
     [bold]streamrl run examples/count.yaml --resume count-3[/bold]
     """
+    refuse_many(runfile)
     from flows.run.checks import check as look_at
     from flows.run.inspection import inspect_start
     from flows.run.request import RunRequest
@@ -70,6 +72,21 @@ def run(
         return
     inspect_start(look_at(request), runfile, warn)
     carry_out(request, prefect=prefect)
+
+
+def refuse_many(runfile: str) -> None:
+    """Exit if a launcher has started this command many times: each would be a run of its own."""
+    from infra.ranks.launcher import processes_everywhere
+
+    if (count := processes_everywhere()) > 1:
+        fail(
+            f"WORLD_SIZE={count}: a launcher has started `streamrl run` {count} times, and each would be a "
+            "run of its own. Say on one machine, once and without the launcher:\n"
+            f"  {shlex.join(['streamrl', 'run', runfile])}\n"
+            "and on each of the other machines that have ranks of it (placement.ranks.elsewhere):\n"
+            "  torchrun --nproc-per-node 4 --no-python streamrl join RUN --store URL --ranks 1\n"
+            "Where it is started once, and WORLD_SIZE is for something else: env -u WORLD_SIZE streamrl run …"
+        )
 
 
 def check_only(request: object) -> None:

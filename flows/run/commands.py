@@ -13,6 +13,7 @@ from flows.run.dealt_gpus import DealtGpus
 from flows.run.locations import Places
 from infra.code import module
 from infra.gpus import visible_gpus
+from infra.ranks.launcher import WrongLaunch, local_rank, processes_here
 from infra.runs import RunRecord
 from infra.sites.place import Site
 from infra.stack.doctor import tcmalloc
@@ -100,7 +101,20 @@ def launched_as(count: int) -> str | None:
 
     None: it has no launcher, or there are several ranks.
     """
-    return os.environ.get("LOCAL_RANK") or None if count == 1 else None
+    number = local_rank() if count == 1 else None
+    return None if number is None else str(number)
+
+
+def ranks_here(trainer: int, engine: int, generator: int | None) -> RanksHere:
+    """Return the ranks that somebody asks for. Raise WrongLaunch if a launcher would ask for them N times."""
+    launched_as(trainer)
+    if trainer > 1 and processes_here() > 1:
+        raise WrongLaunch(
+            f"--ranks {trainer}: a launcher has started this command several times on this machine, and each "
+            f"of them would start {trainer} ranks. Say --ranks 1, for one rank in each; or start it once, "
+            "without the launcher"
+        )
+    return RanksHere(trainer, engine, generator)
 
 
 def far_ranks(count: int, record: RunRecord, places: Places, *, first: int) -> list[Worker]:

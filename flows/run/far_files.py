@@ -1,7 +1,7 @@
-"""Finds or fetches the files that generators on another machine need: the model and the reward.
+"""Finds or fetches the files that generators and ranks on another machine need: the model and the reward.
 
-The model is fetched as the newest version of the run's weights, with the config and tokenizer that lie beside
-it. Code is not fetched: the user brings the reward's file and says where it is.
+Generators get the model as the newest version of the run's weights, with the config and tokenizer that lie
+beside it. Code is not fetched: the user brings the reward's file and says where it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from flows.checkpoints.push_and_pull import newest_version, pull_version
 from flows.run.locations import models_folder
 from flows.run.request import RunFailed
 from infra.files.locks import locked
+from infra.hub import fetch_model, is_hub_name
 from infra.runs import RunRecord, unique_name
 from infra.stores.store import Store
 from infra.waiting import wait_until
@@ -39,6 +40,17 @@ def reward_here(record: RunRecord, reward: str | None) -> str | None:
             f"say where it is with --reward FILE.py:{name} (of a flow: the parameter reward)"
         )
     return f"{Path(source).resolve()}:{name}" if reward and source.endswith(".py") else reward
+
+
+def start_model_here(record: RunRecord, model: str | None) -> str | None:
+    """Return the folder of the starting model for the trainer's ranks; None if it is where the run says.
+
+    A model of the Hub is looked for in this machine's cache, and fetched; the ranks compare its content.
+    """
+    named = record.spec.model.path or ""
+    if model is None and is_hub_name(named) and not Path(record.model).is_dir():
+        model = str(fetch_model(named))
+    return str(Path(model).resolve()) if model else None
 
 
 def model_here(

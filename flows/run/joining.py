@@ -21,7 +21,7 @@ from flows.run.commands import (
     worker,
 )
 from flows.run.dealt_gpus import DealtGpus, own_gpus
-from flows.run.far_files import model_here, reward_here
+from flows.run.far_files import model_here, reward_here, start_model_here
 from flows.run.gpu_claims import GpuClaims
 from flows.run.locations import Places, logs_folder, named_store, store_url
 from flows.run.request import RunFailed
@@ -138,7 +138,8 @@ def _training(
     """Return ranks of the trainer for this machine."""
     # a rank with a launcher takes the GPU of its number, of those that the launcher shows
     shown = {} if launched_as(count) else replace(gpus, ranks=count).for_ranks()
-    there = ["--model", str(Path(model).resolve())] if model else []
+    folder = start_model_here(record, model) if count else None
+    there = ["--model", folder] if folder else []
     found = [with_env(one, shown) for one in far_ranks(count, record, places, first=first)]
     return [replace(one, argv=[*one.argv, *there]) for one in found]
 

@@ -56,6 +56,11 @@ def own_address(said: str, setting: str) -> str:
         found = str(socket.getaddrinfo(said, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise WrongAddress(f"{setting}: {said} has no IPv4 address: {error}") from error
+    if found != said and found not in _own_addresses():
+        raise WrongAddress(
+            f"{setting}: {said} is {found} on this machine (/etc/hosts or DNS), which is none of its "
+            f"addresses ({', '.join(sorted(_own_addresses()))}): set one of these"
+        )
     interface_of(found, setting)  # names the setting if this machine has no such address
     return found
 

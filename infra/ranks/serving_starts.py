@@ -14,12 +14,10 @@ from collections.abc import Callable
 import msgspec
 
 from infra.errors import Explained
-from infra.keys import KeysError
 from infra.ranks import rendezvous
 from infra.ranks.handshake import introduce
 from infra.ranks.rendezvous import Rendezvous
 from infra.roles.context import RoleContext
-from infra.stores.store import StoreError
 
 _CONNECT_S = 10.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before the next try; it doubles while each ends soon
@@ -28,6 +26,10 @@ _SOON_S = 30.0
 
 class TurnedAway(Explained):
     """A rank 0 does not take this process."""
+
+
+class OutOfReach(str):
+    """The reason why an announced rank 0 can't be reached."""
 
 
 Reached = tuple[socket.socket, Rendezvous]  # a connection to a rank 0, and where that is
@@ -48,8 +50,20 @@ def reach_rank_0(context: RoleContext, meeting: str, hello: msgspec.Struct) -> R
     """Return a connection to the newest start of a rank 0, and where that is; or why there is none."""
     try:
         at = rendezvous.newest(context.store, context.record, meeting)
-        return "nobody has said where ranks meet" if at is None else (connect_to_rank_0(at, hello), at)
-    except (OSError, StoreError, KeysError, Explained) as error:
+    except (OSError, Explained) as error:
+        return str(error)
+    if at is None:
+        return "nobody has said where ranks meet"
+    try:
+        return connect_to_rank_0(at, hello), at
+    except OSError as error:
+        section = "ranks" if meeting == rendezvous.TRAINER else "engine_ranks"
+        return OutOfReach(
+            f"rank 0 is announced at {at.host}:{at.port} and can't be reached ({error}). It may have ended, "
+            f"or have all its ranks. If not: is placement.{section}.address an address that this machine "
+            "reaches, and is the port open?"
+        )
+    except Explained as error:
         return str(error)
 
 
@@ -70,8 +84,10 @@ def serve_starts(
         context.check_stop()
         found = reached()
         if isinstance(found, str):
+            announced = isinstance(found, OutOfReach)
             if found != why:
-                context.log.info("no ranks are needed yet: %s", found)
+                context.log.info("%s%s", "" if announced else "no ranks are needed yet: ", found)
+            wait.what = f"a way to rank 0 ({found})" if announced else what
             why = found
             heart.waiting(what, unblocked_by=leader, cause=leader)
             wait.check()

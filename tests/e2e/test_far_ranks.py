@@ -31,7 +31,7 @@ from tests.harness import ROOT, running, trained_ids
 from tests.stacks import own_broker, words_of
 from tests.waiting import wait_until
 
-ITERATIONS = 10
+NAME, ITERATIONS = "test", 10
 ALGORITHM = {
     "iterations": ITERATIONS, "groups": 8, "group_size": 4, "learning_rate": 3e-3, "max_grad_norm": 1e9,
 }  # fmt: skip
@@ -44,7 +44,7 @@ LAUNCHERS = {
 JOIN_RUN = """
 import sys
 from flows.join_run import join_run
-join_run(sys.argv[1], store=sys.argv[2], ranks=2)
+join_run(sys.argv[1], store=sys.argv[2], ranks=2, wait_s=300, newest=True)
 """
 
 
@@ -138,28 +138,32 @@ def test_launchers_start_ranks(
 ) -> None:  # fmt: skip
     """Each starts a process for each GPU of its machine, and says to it which one it is.
 
-    The flow `join-run` in Prefect is what a deployment of it calls.
+    They begin first, as in a job that starts all machines at once, and wait for the run. The flow `join-run`
+    in Prefect is what a deployment of it calls.
     """
     write_run_file(tmp_path, kafka, tiny_model, "127.0.0.1", iterations=2, elsewhere=2, learner="torch")
     store = f"file://{tmp_path}/store"
-    with command(cli("run", str(tmp_path / "run.yaml"), "--no-prefect"), tmp_path, "near") as flow:
-        wait_until(lambda: runs_of(open_store(store)), what="the run", deadline_s=120)
-        trained = Trained(store, kafka)
-        if launcher == "prefect":
-            for name, value in request.getfixturevalue("prefect_stack").env().items():
-                monkeypatch.setenv(name, value)
-            join = [sys.executable, "-c", JOIN_RUN, trained.id, store]
-        else:
-            words = cli("join", trained.id, "--store", store, "--ranks", "1")
-            join = [sys.executable, *LAUNCHERS[launcher], *words]
-        with command(join, tmp_path, "far") as joined:
+    if launcher == "prefect":
+        for name, value in request.getfixturevalue("prefect_stack").env().items():
+            monkeypatch.setenv(name, value)
+        join, joins = [sys.executable, "-c", JOIN_RUN, NAME, store], 1
+    else:
+        words = cli("join", NAME, "--newest", "--wait", "300", "--store", store, "--ranks", "1")
+        join, joins = [sys.executable, *LAUNCHERS[launcher], *words], 2
+    with command(join, tmp_path, "far") as joined:
+        far = tmp_path / "far.log"
+        wait_until(
+            lambda: joined.poll() is not None or far.read_text().count("waiting up to 300 s") == joins,
+            what="the ranks to wait for the run", deadline_s=120,
+        )  # fmt: skip
+        with command(cli("run", str(tmp_path / "run.yaml"), "--no-prefect"), tmp_path, "near") as flow:
             wait_until(
                 lambda: flow.poll() is not None and joined.poll() is not None, what="the end of both",
                 deadline_s=240,
             )  # fmt: skip
-    told = (tmp_path / "near.log").read_text() + (tmp_path / "far.log").read_text()
+    told = (tmp_path / "near.log").read_text() + far.read_text()
     assert (flow.returncode, joined.returncode) == (0, 0), told[-6000:]
-    assert len(trained.steps()) == 2
+    assert len(Trained(store, kafka).steps()) == 2
     log = log_of(tmp_path, "trainer")
     for rank, number in ((1, 0), (2, 1)):
         assert f"rank {rank} is number {number} on 127.0.0.1" in log

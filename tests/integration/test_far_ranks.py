@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import queue
+import re
 import signal
 import socket
 import struct
@@ -31,7 +32,7 @@ from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.far_member import FarMember
 from consumers.ranks.far_rank import WrongFiles, check_files
 from consumers.ranks.member import RankDied
-from consumers.ranks.rank_hello import Hello, are_fit, rank_versions
+from consumers.ranks.rank_hello import Hello, needed_versions
 from consumers.ranks.rank_link import ConnectionLink
 from consumers.ranks.rank_processes import RankProcesses
 from consumers.ranks.rank_wire import Accumulate, CommandDone, Working
@@ -40,7 +41,7 @@ from infra.contents import MODEL, contents_of
 from infra.errors import Explained
 from infra.ranks import doorway, handshake, rendezvous
 from infra.ranks.frames import read_frame, write_frame
-from infra.ranks.handshake import NotLetIn, introduce, let_in, versions
+from infra.ranks.handshake import NotLetIn, introduce, let_in
 from infra.ranks.rank_addresses import RanksError, WrongAddress, interface_of
 from infra.roles.context import RoleContext, Stopped
 from infra.stores.store import StoreError
@@ -54,11 +55,11 @@ from tests.waiting import wait_until
 
 KEY = b"k" * 32
 HELLOS = msgspec.msgpack.Decoder(Hello)
-HELLO = Hello(local=2, versions=versions())
 SPEC = make_spec(
     algorithm={"groups": 6, "group_size": 4}, trainer={"ranks": 3, "least_microbatches": 3},
     placement={"ranks": {"elsewhere": 1}},
 )  # fmt: skip
+HELLO = Hello(local=2, versions=needed_versions(SPEC))
 
 
 def context_of(folder: Path, spec: RunSpec = SPEC, role: str = "trainer") -> RoleContext:
@@ -352,19 +353,6 @@ def test_a_door_that_could_not_be_opened_is_closed(tmp_path: Path, monkeypatch: 
     door.close()
 
 
-def test_ranks_of_deepspeed_need_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert make_spec(trainer={"learner": "deepspeed"}).trainer.needs_deepspeed
-    assert not SPEC.trainer.needs_deepspeed
-    found = {"deepspeed": "1.0"}
-    monkeypatch.setattr(handshake.metadata, "version", lambda name: found.get(name, "2.0"))
-    own, plain = rank_versions(), rank_versions(deepspeed=False)
-    assert are_fit(own, own) and are_fit(own, plain) and not are_fit(plain, own)
-    found["deepspeed"] = "1.1"
-    assert not are_fit(rank_versions(), own) and are_fit(rank_versions(), plain)
-    found["torch"] = "2.1"
-    assert not are_fit(rank_versions(), plain)
-
-
 def tmp_store(folder: Path) -> Any:
     return context_of(folder).store
 
@@ -458,15 +446,26 @@ def test_silent_strangers_keep_no_rank_out(tmp_path: Path, monkeypatch: pytest.M
     found[0][0].close(1.0)
 
 
-def test_a_rank_that_is_turned_away_is_named_to_whoever_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        ("streamrl 0.1", "has streamrl 0.1"),
+        (HELLO.versions.replace("device ", "device other-"), "computes on other-.*set STREAMRL_DEVICE and"),
+        (HELLO.versions.replace("source ", "source 0"), "has other code of StreamRL .digest 0"),
+    ],
+    ids=["package", "device", "source"],
+)
+def test_a_rank_that_is_turned_away_is_named_to_whoever_waits(
+    tmp_path: Path, versions: str, reason: str
+) -> None:
     context = context_of(tmp_path)
     door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
     at = rendezvous.newest(context.store, context.record)
     assert at is not None
     with socket.create_connection((at.host, at.port)) as other:
-        introduce(other, bytes.fromhex(at.key), Hello(0, "streamrl 0.1"))
+        introduce(other, bytes.fromhex(at.key), Hello(0, versions))
         assert other.makefile("rb").read()
-        with pytest.raises(WaitedTooLong, match=r"turned away: the rank on 127\.0\.0\.1 has streamrl"):
+        with pytest.raises(WaitedTooLong, match=rf"turned away: the rank on 127\.0\.0\.1 {reason}"):
             door.members(0.5)
 
 
@@ -569,10 +568,11 @@ def processes() -> list[psutil.Process]:
 
 
 def test_ranks_here_and_elsewhere_compute_the_bits_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A rank that is killed ends the learner by name. The next start of it gets a rank anew."""
     monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(rank_processes, "kind_of_machine", lambda: "another kind")
     model = str(make_tiny_model(tmp_path / "model"))
     alone = TorchLearner(model, SPEC)
     train(alone, SPEC, 2)
@@ -594,3 +594,5 @@ def test_ranks_here_and_elsewhere_compute_the_bits_of_one(
             finally:
                 learner.close()
     wait_until(lambda: not processes(), what="the end of the rank")
+    named = r"rank 0 computes on another kind, and rank 1 .*, rank 2 \(on 127\.0\.0\.1\) on torch "
+    assert re.search(named, caplog.text)

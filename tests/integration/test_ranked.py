@@ -26,7 +26,7 @@ from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import loss_of
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.local_member import LocalMember
-from consumers.ranks.member import RankFailed
+from consumers.ranks.member import RankFailed, RanksApart
 from consumers.ranks.rank import own_spec
 from consumers.ranks.rank_wire import Accumulate, CommandDone, Failed, Setup, batch_from_bytes, batch_to_bytes
 from consumers.ranks.ranked_learner import RankedLearner
@@ -275,3 +275,58 @@ def test_a_learner_of_one_s_own_adds_alike_on_all_ranks(
     train(learner, spec, 3)
     assert digests_of(learner.weights()) == alone[0]
     learner.close()
+
+
+# Rank 2's weights change before its second step and before its fourth.
+DRIFTING = """
+import torch
+from consumers.learners import collective
+from consumers.learners.fsdp_learner import FsdpSettings
+from consumers.learners.torch_learner import TorchSettings
+
+class _Drifting:
+    def make(self, model, spec):
+        learner = super().make(model, spec)
+        plain, taken = learner.step, []
+
+        def step(total):
+            taken.append(total)
+            if collective.rank_number() == 2 and len(taken) in (2, 4):
+                with torch.no_grad():
+                    next(iter(learner._named.values())).view(-1)[0] += 1e-6
+            return plain(total)
+
+        learner.step = step
+        return learner
+
+class DriftingTorch(_Drifting, TorchSettings):
+    "Settings of a learner with whole weights."
+
+class DriftingFsdp(_Drifting, FsdpSettings):
+    "Settings of a learner with shards of weights, and a whole adapter."
+"""
+
+
+@pytest.mark.parametrize(("name", "lora"), [("DriftingTorch", None), ("DriftingFsdp", {"rank": 4})])
+def test_a_rank_whose_weights_drift_ends_the_step(
+    model: str, alone: object, tmp_path: Path, name: str, lora: dict[str, int] | None
+) -> None:
+    """By name, and by the optimizer's step. A state of rank 0 makes all ranks one again."""
+    (tmp_path / "own.py").write_text(DRIFTING)
+    trainer = {**TRAINER, "ranks": 3, "import": f"{tmp_path / 'own.py'}:{name}"}
+    asked = make_spec(loss=LOSS, algorithm=ALGORITHM, model={"lora": lora}, trainer=trainer)
+    spec = RunSpec.model_validate(asked.model_dump(mode="json"), context=LOAD)
+    learner = ranked(model, spec)
+    try:
+        train(learner, spec, 1)
+        state = learner.state()
+        with pytest.raises(
+            RanksApart, match=r"^after optimizer step 2 the weights of rank 2 \(process \d+\) are "
+        ):
+            train(learner, spec, 1)
+        learner.restore(state)
+        train(learner, spec, 1)
+        with pytest.raises(RanksApart, match=r"^after optimizer step 3 the weights of rank 2 "):
+            train(learner, spec, 1)
+    finally:
+        learner.close()

@@ -91,6 +91,29 @@ def test_a_broken_run_file_is_a_user_error(cli: CliRunner, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("more", [[], ["--check"]])
+def test_a_launcher_that_would_start_many_runs_is_refused(
+    more: list[str], cli: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "run_here", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    result = cli.invoke(app, ["run", "count.yaml", *more])
+    assert result.exit_code == 2 and not result.stdout
+    assert result.stderr.startswith("WORLD_SIZE=16: a launcher has started `streamrl run` 16 times")
+    join = "torchrun --nproc-per-node 4 --no-python streamrl join RUN --store URL --ranks 1"
+    assert "\n  streamrl run count.yaml\n" in result.stderr and f"\n  {join}\n" in result.stderr
+    assert join in (Path(__file__).parents[2] / "docs/how-to/ranks.md").read_text()
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("said", ["", "1", "0", "many", "-2", "2.5"])
+def test_one_process_of_a_launcher_may_start_a_run(
+    said: str, cli: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", said)
+    assert cli.invoke(app, ["run", "count.yaml", "--check"]).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from flows.run.checks import problems_of
+from flows.run.far_files import start_model_here
 from flows.run.inspection import inspect_run
 from flows.run.inspection.task import look_at_task
 from flows.run.start_model import model_at_hand, prepare_model
 from infra import hub
 from infra.hub import HubError, is_hub_name
+from infra.runs import RunRecord
 from producers.tasks import TaskError, load_problems
 from schemas.runspec import RunSpec, TaskSection
 from tests.factories import TASK, make_model_files, make_spec
@@ -264,3 +266,17 @@ def test_the_configuration_of_a_dataset(tmp_path: Path) -> None:
         rows_in(section, "train")
     with pytest.raises(TaskError, match=r"leave task\.dataset_config out"):
         rows_in(saved(tmp_path / "one"), "train", dataset_config="main")
+
+
+def test_ranks_of_a_trainer_take_its_model_from_this_machines_cache(cache: Path, tmp_path: Path) -> None:
+    snapshot = in_cache(cache, NAME, "model", make_model_files(tmp_path / "files"))
+    there = RunRecord(
+        id="r-1", spec=spec_of(), bootstrap_servers="kafka:9092", store="s3://b/runs", created_at=1.0,
+        model="/far/snapshots/0123abcd",
+    )  # fmt: skip
+    assert start_model_here(there, None) == str(snapshot.resolve())
+    assert start_model_here(there, str(tmp_path)) == str(tmp_path)
+    for same in ({"model": str(snapshot)}, {"spec": spec_of(tmp_path)}):  # it is there, or not of the Hub
+        assert start_model_here(there.model_copy(update=same), None) is None
+    with pytest.raises(HubError, match="someone/other"):
+        start_model_here(there.model_copy(update={"spec": spec_of("someone/other")}), None)

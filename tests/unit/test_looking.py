@@ -24,10 +24,13 @@ from flows.run.inspection.store_and_broker import look_at_places
 from flows.run.inspection.task import look_at_task
 from infra.bus import BusError
 from infra.credentials import without_credentials
+from infra.ranks import rank_addresses
 from infra.stores.store import StoreError
 from schemas.runspec import RunSpec
 from tests.factories import make_model_files, make_spec
 from tests.waiting import wait_until
+
+OWN = "10.1.2.3"  # an address of this machine
 
 TASK = """
 def problems(split):
@@ -317,22 +320,46 @@ def placed(folder: Path, **placement: Any) -> dict[str, Finding]:
     [
         ("ranks", "127.0.0.1", True),
         ("ranks", "localhost", True),
-        ("ranks", "10.0.0.1", False),
-        ("ranks", "near.internal", False),
+        ("ranks", OWN, False),
         ("engine_ranks", "127.0.0.1", True),
         ("engine_ranks", "127.1.2.0/24", True),
         ("engine_ranks", "10.0.0.0/24", False),
     ],
 )
 def test_ranks_elsewhere_that_reach_this_machine_alone_are_noted(
-    tmp_path: Path, name: str, address: str, noted: bool
+    tmp_path: Path, name: str, address: str, noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rank_addresses, "_own_addresses", lambda: {"127.0.0.1": "lo", OWN: "eth0"})
     ranks = {"trainer": {"ranks": 2}, "generator": {"tensor_parallel": 2}}
     spec = spec_of(tmp_path, placement={name: {"elsewhere": 1, "address": address}}, **ranks)
     found = [one for one in look_at_places(spec) if one.thing == "ranks elsewhere"]
     assert [(one.noted, one.wrong) for one in found] == ([(True, False)] if noted else [])
     assert all(one.said.startswith(f"placement.{name}.address is {address}, which no other") for one in found)
     assert not [one for one in look_at_places(spec_of(tmp_path, **ranks)) if one.thing == "ranks elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("address", "means", "wrong", "said"),
+    [
+        ("10.9.9.9", "10.9.9.9", True, "10.9.9.9 is no address of this machine"),
+        ("vm.internal", "127.0.1.1", True, "vm.internal is 127.0.1.1 on this machine (/etc/hosts or DNS)"),
+        ("vm.internal", "127.0.0.1", False, "is vm.internal (127.0.0.1 on this machine), which no other"),
+        ("vm.internal", None, True, "placement.ranks.address: vm.internal has no IPv4 address"),
+    ],
+)
+def test_an_address_that_this_machine_lacks_is_named(
+    tmp_path: Path, address: str, means: str | None, wrong: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolved(*_: object) -> list[Any]:
+        if means is None:
+            raise OSError("Name or service not known")
+        return [(None, None, None, None, (means, 0))]
+
+    monkeypatch.setattr(rank_addresses, "_own_addresses", lambda: {"127.0.0.1": "lo", OWN: "eth0"})
+    monkeypatch.setattr(rank_addresses.socket, "getaddrinfo", resolved)
+    spec = spec_of(tmp_path, placement={"ranks": {"elsewhere": 1, "address": address}}, trainer={"ranks": 2})
+    (found,) = (one for one in look_at_places(spec) if one.thing == "ranks elsewhere")
+    assert said in found.said and found.wrong == wrong
 
 
 def test_a_store_in_a_folder_is_not_made_by_looking(tmp_path: Path) -> None:

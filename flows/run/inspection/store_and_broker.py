@@ -13,6 +13,7 @@ from flows.run.locations import known_places
 from infra.bus import BusError
 from infra.errors import Explained
 from infra.kafka_bus import KafkaBus
+from infra.ranks.rank_addresses import WrongAddress, own_address
 from infra.stores.opening import open_store
 from producers.ranker.states import backbone_name, check_start
 from schemas.addresses import LOCAL
@@ -47,13 +48,26 @@ def look_at_first_ranker(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _meetings(spec: RunSpec) -> Iterator[Finding]:
-    """Yield a note for ranks elsewhere that this machine alone can reach. Some are meant to be here."""
+    """Yield a note for ranks elsewhere that this machine alone can reach: some are meant to be here.
+
+    The trainer is on this machine, which must have the address of its ranks; an engine need not be here.
+    """
     placement = spec.placement
     for name, ranks in (("ranks", placement.ranks), ("engine_ranks", placement.engine_ranks)):
-        if ranks.elsewhere and _is_loopback(ranks.address):
+        if not ranks.elsewhere:
+            continue
+        setting, found = f"placement.{name}.address", ranks.address
+        if name == "ranks" and not _is_loopback(found):
+            try:
+                found = own_address(found, setting)
+            except WrongAddress as error:
+                yield Finding("ranks elsewhere", str(error), wrong=True)
+                continue
+        if _is_loopback(found):
+            here = "" if found == ranks.address else f" ({found} on this machine)"
             said = (
-                f"placement.{name}.address is {ranks.address}, which no other machine reaches: for ranks on "
-                "other machines set an address of this one in their network"
+                f"{setting} is {ranks.address}{here}, which no other machine reaches: for ranks on other "
+                "machines set an address of this one in their network"
             )
             yield Finding("ranks elsewhere", said, noted=True)
 
