@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from consumers.learners.settings import LearnerSettings
+from consumers.learners.settings import LearnerWithoutStages
 from schemas.runspec import RunSpec
 
 if TYPE_CHECKING:
     from consumers.learners.sharded import ShardedLearner
 
 
-class FsdpSettings(LearnerSettings):
+class FsdpSettings(LearnerWithoutStages):
     """Settings of the learner fsdp."""
 
     @property

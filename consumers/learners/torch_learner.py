@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from consumers.learners.settings import LearnerSettings
+from consumers.learners.settings import LearnerWithoutStages
 from schemas.runspec import RunSpec
 
 if TYPE_CHECKING:
     from consumers.learners.learner import TorchLearner
 
 
-class TorchSettings(LearnerSettings):
+class TorchSettings(LearnerWithoutStages):
     """Settings of the learner torch."""
-
-    zero_stage: Literal[0, 1, 2, 3] = Field(
-        1,
-        description="Without effect here; a run file may keep it while it tries another learner.",
-    )
 
     @property
     def sums_exactly(self) -> bool:

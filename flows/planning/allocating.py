@@ -154,11 +154,20 @@ class MachineAllocator:
             return (
                 "no split of these machines can work: a pool has too few devices for both sides. Give "
                 "placement.machines more devices, or more machines"
-            ) + (f". And {self._no_turns}" if self._no_turns else "")
+            ) + "".join(f". And {why}" for why in (self._no_turns, self._no_fewer()) if why)
         return (
             f"no split of these machines takes at most {goal.deadline_s:g} s for a step: the quickest takes "
             f"{quickest[0].step_s:.3g} s. Give a longer deadline, or placement.machines more machines"
         )
+
+    def _no_fewer(self) -> str:
+        """Return why a trainer can't have fewer devices than those that were tried; empty: it can."""
+        for pool in self._pools:
+            most = min((one.devices for one in self._trainers if one.pool is pool), default=1)
+            fewer = [one for one in _amounts(pool.total, pool.grain, 3 * _AMOUNTS) if one < most]
+            if fewer and (why := self._times.trainer_problem(pool.hardware, max(fewer))):
+                return f"with fewer devices {why}"
+        return ""
 
     def _kinds_of(self, pool: MachinePool) -> Iterator[GeneratorKind]:
         for devices in self._times.tensor_parallel(pool.hardware, pool.devices):

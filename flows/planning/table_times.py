@@ -155,6 +155,8 @@ class TableTimes:
             words.append("trainer.learner: fsdp with several ranks, which divide the model")
         if not trainer.offload_optimizer and kept:
             words.append("trainer.offload_optimizer")
+        if trainer.sums_exactly and kept:
+            words.append("trainer.exact_sums: false")
         if not trainer.gradient_checkpointing:
             words.append("trainer.gradient_checkpointing")
         return ", ".join([*words, "a smaller trainer.microbatch_tokens"]) + ", or an adapter (model.lora)" * (

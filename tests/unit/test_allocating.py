@@ -215,6 +215,13 @@ def test_few_machines_take_turns() -> None:
         MachineAllocator(pools, TIMES, demand_of(), may_take_turns=False).estimates(PlanGoal())
 
 
+def test_memory_that_keeps_trainers_from_fewer_devices_is_named() -> None:
+    """With four devices a trainer would leave four to generators."""
+    table = TableOfTests({"fast": 1.0}, least_trainer=8)
+    with pytest.raises(PlanError, match=r"too few devices.*And with fewer devices it takes 8 dev"):
+        MachineAllocator([pool_of("a", 1, 8)], table, demand_of(), may_take_turns=False).estimates(PlanGoal())
+
+
 def test_machines_that_are_not_known_or_too_small() -> None:
     with pytest.raises(PlanError, match="figures are known of 'fats'; did you mean fast"):
         MachineAllocator([pool_of(hardware="fats")], TIMES, demand_of())
