@@ -169,18 +169,19 @@ def test_launchers_start_ranks(
         assert f"rank {rank} is number {number} on 127.0.0.1" in log
 
 
-@pytest.mark.thorough
+@pytest.mark.parametrize("cut_off", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
     reason="network namespaces need root and /dev/net/tun",
 )
 def test_two_machines_train_as_one_also_if_a_rank_is_killed_or_a_machine_vanishes(
-    tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    cut_off: bool, tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody starts anything by hand: the bits at the end are those of one process that nothing disturbed.
 
-    That process has the whole model. The two share it out, and each writes its part of checkpoints. A machine
-    vanishes as by a power cut: nothing that was sent arrives any more, so no connection is ever closed.
+    That process has the whole model. The two share it out, and each writes its part of checkpoints.
+    `cut_off`: a machine also vanishes as by a power cut. Nothing that was sent arrives any more, so no
+    connection is ever closed.
     """
     with running(
         tmp_path / "alone", kafka, make_spec(algorithm=ALGORITHM, trainer=TRAINER), tiny_model
@@ -204,10 +205,11 @@ def test_two_machines_train_as_one_also_if_a_rank_is_killed_or_a_machine_vanishe
                 rank.kill()
                 begun = len(trained.steps()) + 1  # one may just be written
                 wait_until(lambda: len(trained.steps()) > begun, what="steps after it", deadline_s=240)
-                rank = computing_rank(joined)
-                assert rank is not None
-                said = f"rank 1 (on 10.77.0.2) is lost: [Errno {errno.ETIMEDOUT}]"
-                vanishes(link, rank, lambda: said in log_of(tmp_path, "trainer"))
+                if cut_off:
+                    rank = computing_rank(joined)
+                    assert rank is not None
+                    said = f"rank 1 (on 10.77.0.2) is lost: [Errno {errno.ETIMEDOUT}]"
+                    vanishes(link, rank, lambda: said in log_of(tmp_path, "trainer"))
                 wait_until(
                     lambda: flow.poll() is not None and joined.poll() is not None, what="the end of both",
                     deadline_s=400,

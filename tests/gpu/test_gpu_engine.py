@@ -164,3 +164,16 @@ def test_samples_are_computed_anew_by_new_weights(engine: RemoteEngine, versions
         (alone,) = rest_of(engine, [replace(one, max_tokens=LONGEST - count)]).values()
         np.testing.assert_array_equal(drawn.tokens[count:], alone.tokens)
         np.testing.assert_array_equal(drawn.logprobs[count:], alone.logprobs)
+
+
+def test_an_engine_that_is_not_batch_invariant_draws_and_takes_weights(
+    model: Path, versions: Sequence[Model]
+) -> None:
+    """It compiles, as in production."""
+    with gpu_engine(model, generator={"batch_invariant": False}) as made:
+        give_first(made, versions[0])
+        requests = [request(number, 40) for number in range(SLOTS)]
+        found = run(made, requests)
+        assert all(len(found[one.id].tokens) == 40 for one in requests)
+        assert all(np.isfinite(found[one.id].logprobs).all() for one in requests)
+        give(made, PatchFile(*versions[:2], since="0", root="1"), model_digests(versions[1]))

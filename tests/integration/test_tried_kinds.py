@@ -21,7 +21,7 @@ from flows.run.inspection.supported_models import MIXTURES, TRIED
 from producers.engines.engine import DrawnAnswer, SampleRequest
 from producers.engines.engine_messages import EngineOptions
 from producers.engines.remote import RemoteEngine
-from tests.factories import make_patch, make_sample, make_spec, make_tiny_kind
+from tests.factories import make_patch, make_sample, make_spec, make_tiny_kind, make_tiny_mixture
 from tests.waiting import wait_until
 
 COUNT, FIRST_TRAINED_ON = 6, 24  # samples; tokens up to which longrope has other frequencies
@@ -86,24 +86,21 @@ def answers(engine: RemoteEngine) -> dict[str, DrawnAnswer]:
     return found
 
 
-def small(kind: str) -> dict[str, Any]:
-    if kind not in MIXTURES:
-        return {"head_dim": 32, "intermediate_size": 64}
-    return {
-        "head_dim": 32, "num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32, "num_experts_per_tok": 2,
-    }  # fmt: skip
+def made(folder: Path, kind: str, **config: Any) -> Path:
+    if kind in MIXTURES:
+        return make_tiny_mixture(folder, kind)
+    return make_tiny_kind(folder, kind, head_dim=32, intermediate_size=64, **config)
 
 
 def test_a_model_with_long_and_short_frequencies(tmp_path: Path) -> None:
     """A short sample's are not those that transformers would take, if it were alone."""
-    folder = make_tiny_kind(tmp_path / "phi3", "phi3", rope_parameters=LONG_ROPE, **small("phi3"))
+    folder = made(tmp_path / "phi3", "phi3", rope_parameters=LONG_ROPE)
     assert max(gaps(folder, "float32")) < 1e-4
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", TRIED)
 def test_the_engine_draws_with_the_trainers_logprobs(kind: str, tmp_path: Path) -> None:
-    folder = make_tiny_kind(tmp_path / kind, kind, **small(kind))
+    folder = made(tmp_path / kind, kind)
     half = kind in BFLOAT16_ALONE
     assert max(gaps(folder, "bfloat16" if half else "float32")) < (0.1 if half else 1e-4)

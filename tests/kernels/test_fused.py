@@ -179,6 +179,44 @@ def test_a_model_with_fused_layers_computes_the_same() -> None:
     interpreted(model)
 
 
+def learner() -> None:
+    """Logprobs, entropy and a step are those of the ways that have no kernels of their own."""
+    import os
+    import tempfile
+    from pathlib import Path
+
+    import numpy as np
+
+    from consumers.batches.training_rows import TrainingRow
+    from consumers.fused.fused_logprobs import takes_head
+    from consumers.learners.learner import TorchLearner, unscored
+    from consumers.losses.loss import Needs
+    from tests.factories import make_sample, make_spec, make_tiny_model
+    from tests.training import batches_of, total
+
+    spec = make_spec(sampling={"temperature": 0.7, "min_tokens": 3}, trainer={"logits_chunk": 16})
+    rows = [TrainingRow(make_sample(spec, n // 4, n % 4, length=4 + n), n // 4, n % 4) for n in range(8)]
+    found = []
+    with tempfile.TemporaryDirectory() as folder, torch.device("cpu"):
+        model = str(make_tiny_model(Path(folder), width=32))
+        for fused in (False, True):
+            os.environ["STREAMRL_FUSED"] = "" if fused else "off"
+            one = TorchLearner(model, spec)
+            assert takes_head(one._model.lm_head, torch.zeros(1)) == fused
+            scores = one.ask(unscored(rows, one.loss), Needs(before="step")).before
+            stats = one.accumulate(batches_of(spec, rows))
+            norm = one.step(total(rows, spec)).norm
+            entropy, tokens = sum(one.entropy for one in stats), sum(one.entropy_tokens for one in stats)
+            found.append([scores, np.array([entropy, tokens, norm])])
+    for plain, kernels in zip(*found, strict=True):
+        np.testing.assert_allclose(kernels, plain, rtol=1e-4, atol=1e-5)
+    assert tokens > 0
+
+
+def test_a_learner_with_kernels_computes_the_same() -> None:
+    interpreted(learner)
+
+
 def tried_model() -> None:
     """Weights of layers that were only tried are given back at once, not when garbage is looked for."""
     import gc
