@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from consumers.batches.micro_batches import plan
 from consumers.batches.training_rows import TrainingRow
+from consumers.learners.fixed_point import FixedPointSum
 from consumers.learners.learner import TorchLearner
 from consumers.learners.peak_memory import peak_memory_gib
 from consumers.losses.loss import loss_of
+from infra.weights.folder import ModelFolder
 from schemas.runspec import RunSpec
 from tests.bench._gpu_model import PROMPT, SHAPES, drawn_lengths, flops_of
 from tests.factories import make_sample, make_spec
@@ -118,6 +121,26 @@ def ours(work: Work, budget: int, spec: RunSpec) -> dict[str, float]:
     return found | {"made_ms": (time.perf_counter() - began) * 1e3}
 
 
+def exact_sum(work: Work) -> dict[str, float]:
+    """Milliseconds to add a gradient of the model's size to an exact sum, and by torch's operations alone."""
+    size = sum(math.prod(shape) for shape in ModelFolder(work.folder).shapes.values())
+    gradient = torch.randn(size, device=work.device)
+    total, by_torch = (
+        FixedPointSum(size, work.device),
+        torch.zeros(size, dtype=torch.int64, device=work.device),
+    )
+
+    def plainly() -> None:
+        gradient.abs().max()
+        by_torch.add_((gradient * 2.0**32).round_().to(torch.int64))
+        gradient.zero_()
+
+    return {
+        "exact_sum_ms": 1e3 * work.timed(lambda: total.add(gradient))["step_s"],
+        "exact_sum_by_torch_ms": 1e3 * work.timed(plainly)["step_s"],
+    }
+
+
 def padded(work: Work, budget: int) -> dict[str, float]:
     """Batches sorted by length and padded, SDPA, autocast on fp32 weights, AdamW: as short scripts do it."""
     from transformers import AutoModelForCausalLM
@@ -186,7 +209,7 @@ def measure(folder: str, size: str, device: str, samples: int, longest: int) -> 
     Ours also with half as many tokens, in bf16 and in fp32, and with twice as many and checkpointing.
     """
     work = Work(folder, size, device, samples, longest)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict(exact_sum(work))
     for budget in (4 * longest, 8 * longest):
         plain, own = padded(work, budget), ours(work, budget, work.spec(budget, exact=True))
         inexact = ours(work, budget, work.spec(budget, exact=False))

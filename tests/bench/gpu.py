@@ -10,7 +10,7 @@ engine    tokens a second, and over plain vLLM's: with logprobs and a seed for e
           and of the longest steps beside preparing and hashing it; of the pause and the next step where
           samples are computed anew; how far logprobs are from the learner's
 learner   seconds a step, tokens a second, MFU, memory, and over a plain loop of padded batches; what exact
-          sums cost; the same with checkpointing, and in fp32
+          sums cost, of a step and each gradient; the same with checkpointing, and in fp32
 codec     deltas made and applied, where 3 and 17 % of the weights change: GB of weights a second, by way and
           threads, and over the compiled way on one thread
 """
