@@ -364,6 +364,13 @@ class RanksSection(Section):
         description="The address of the trainer's machine at which the machines of the other ranks reach it. "
         "Ranks talk unencrypted, on ports that are drawn: take an address in a network that is yours alone.",
     )
+    deployments: dict[Word, Annotated[int, Field(ge=1, le=1023)]] = Field(
+        {},
+        max_length=1023,
+        description="Prefect deployments of the flow `join-run` in the work pools of those machines, each "
+        "with the number of ranks there, such as `{join-run/host2: 8}`: a run that is a Prefect flow calls "
+        "them as it starts.",
+    )
 
 
 class EngineRanksSection(Section):

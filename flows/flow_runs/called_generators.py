@@ -5,23 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    FlowRunFilterTags,
-)
-from prefect.client.schemas.objects import StateType
-from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling
 
 from flows.balancing.staff import CannotChange
+from flows.flow_runs.called_runs import open_flow_runs
 from infra.runs import RunRecord
 from schemas.balancing import BalanceSection
-
-_OPEN = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
 
 def balance_tag(run: str) -> str:
@@ -64,15 +55,7 @@ class CalledGenerators:
         """Cancel the flow run that was called last."""
         try:
             with get_client(sync_client=True) as client:
-                found = client.read_flow_runs(
-                    flow_run_filter=FlowRunFilter(
-                        tags=FlowRunFilterTags(all_=[balance_tag(self._record.id)]),
-                        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_OPEN)),
-                    ),
-                    sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-                    limit=1,
-                )
-                if found:
+                if found := open_flow_runs(client, balance_tag(self._record.id)):
                     runs = found[0].state is not None and found[0].state.is_running()
                     state = (Cancelling if runs else Cancelled)(message="the run needs it no more")
                     client.set_flow_run_state(found[0].id, state)

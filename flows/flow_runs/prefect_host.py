@@ -13,6 +13,7 @@ from prefect.exceptions import ObjectNotFound, Pause
 
 from flows.balancing.staff import Staff
 from flows.flow_runs.called_generators import called_for
+from flows.flow_runs.called_ranks import call_for_ranks
 from flows.flow_runs.watching import FlowRunWatch
 from flows.run.host import Host, HostOrder
 from flows.run.request import RunSuspended
@@ -77,6 +78,13 @@ class PrefectHost(Host):
             get_run_logger().warning("there is no deployment %s", name)
             return False
         get_run_logger().info("deployment %s has been called", name)
+        return True
+
+    def call_ranks(self, record: RunRecord) -> bool:
+        """Call the deployments that hold ranks elsewhere, but for those whose flow runs have not ended."""
+        for deployment, ranks in record.spec.placement.ranks.deployments.items():
+            if call_for_ranks(record, deployment, ranks):
+                get_run_logger().info("deployment %s has been called for %d ranks", deployment, ranks)
         return True
 
     def generators(self, record: RunRecord) -> Staff | None:

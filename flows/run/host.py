@@ -42,6 +42,10 @@ class Host:
         """Have a site that is elsewhere take part in a run. Returns False if the host can't."""
         return False
 
+    def call_ranks(self, record: RunRecord) -> bool:
+        """Call `placement.ranks.deployments`, which hold ranks elsewhere. Returns False if the host can't."""
+        return False
+
     def generators(self, record: RunRecord) -> Staff | None:
         """Return the generators that `placement.balance.deployment` calls; None: the host can't call any."""
         return None

@@ -84,6 +84,8 @@ def _conducted(
             if planned.generators and planned.elsewhere and not _called(host, record, site, screen):
                 join = SuggestedCommands(record.id, record.store).command("join", "--site", site)
                 screen.say(f"site {site} takes part when this runs there: {join}")
+        if spec.placement.ranks.deployments and not done:
+            _call_ranks(host, record, screen)
         try:
             if done:
                 screen.say(f"run {record.id} is trained to its end: only its report is written again. With "
@@ -149,6 +151,19 @@ def _called(host: Host, record: RunRecord, site: str, screen: Screen) -> bool:
     except Exception as error:  # such as one of a Prefect server: the site can take part without
         screen.say(f"site {site} can't be told to take part: {type(error).__name__}: {error}")
         return False
+
+
+def _call_ranks(host: Host, record: RunRecord, screen: Screen) -> None:
+    try:
+        if host.call_ranks(record):
+            return
+        why = "only Prefect can call placement.ranks.deployments"
+    except Exception as error:  # such as one of a Prefect server: the ranks can be started without
+        why = f"placement.ranks.deployments can't be called: {type(error).__name__}: {error}"
+    commands = SuggestedCommands(record.id, record.store)
+    for deployment, ranks in record.spec.placement.ranks.deployments.items():
+        join = commands.command("join", "--ranks", str(ranks))
+        screen.say(f"{why}. On the machine of {deployment} say: {join}")
 
 
 def create_run(

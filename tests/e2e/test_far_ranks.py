@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import yaml
 from infra.bus import read_all
 from infra.kafka_bus import KafkaBus
 from infra.runs import newest_run, runs_of
+from infra.stack.local import Stack
 from infra.stack.paths import StackPaths
 from infra.stores.opening import open_store
 from infra.supervise.children import kill, start_child
@@ -41,10 +42,10 @@ LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"],
     "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_python", "--no_local_rank"],
 }
-JOIN_RUN = """
+DEPLOYMENT = """
 import sys
-from flows.join_run import join_run
-join_run(sys.argv[1], store=sys.argv[2], ranks=2, wait_s=300, newest=True)
+from prefect import flow
+flow.from_source(source=sys.argv[1], entrypoint="flows/join_run.py:join_run").serve(name="there")
 """
 
 
@@ -110,7 +111,7 @@ class Trained:
 
 def write_run_file(
     folder: Path, kafka: str, model: Path, address: str, *, iterations: int = ITERATIONS, elsewhere: int = 1,
-    learner: str = "fsdp",
+    learner: str = "fsdp", called: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     (folder / "task.py").write_text(TASK)
     spec = make_spec(
@@ -119,7 +120,7 @@ def write_run_file(
         task={"python": str(folder / "task.py")}, report=str(folder / "runs"),
         placement={
             "kafka": {"bootstrap_servers": kafka}, "store": f"file://{folder}/store",
-            "ranks": {"elsewhere": elsewhere, "address": address},
+            "ranks": {"elsewhere": elsewhere, "address": address, "deployments": dict(called or {})},
         },
     )  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
@@ -127,33 +128,20 @@ def write_run_file(
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        pytest.param(one, marks=pytest.mark.thorough) if one == "deepspeed" else one
-        for one in (*sorted(LAUNCHERS), "prefect")
-    ],
+    [pytest.param(one, marks=pytest.mark.thorough) if one == "deepspeed" else one for one in LAUNCHERS],
 )
-def test_launchers_start_ranks(
-    tmp_path: Path, kafka: str, tiny_model: Path, launcher: str, request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_launchers_start_ranks(tmp_path: Path, kafka: str, tiny_model: Path, launcher: str) -> None:
     """Each starts a process for each GPU of its machine, and says to it which one it is.
 
-    They begin first, as in a job that starts all machines at once, and wait for the run. The flow `join-run`
-    in Prefect is what a deployment of it calls.
+    They begin first, as in a job that starts all machines at once, and wait for the run.
     """
     write_run_file(tmp_path, kafka, tiny_model, "127.0.0.1", iterations=2, elsewhere=2, learner="torch")
     store = f"file://{tmp_path}/store"
-    if launcher == "prefect":
-        for name, value in request.getfixturevalue("prefect_stack").env().items():
-            monkeypatch.setenv(name, value)
-        join, joins = [sys.executable, "-c", JOIN_RUN, NAME, store], 1
-    else:
-        words = cli("join", NAME, "--newest", "--wait", "300", "--store", store, "--ranks", "1")
-        join, joins = [sys.executable, *LAUNCHERS[launcher], *words], 2
-    with command(join, tmp_path, "far") as joined:
+    words = cli("join", NAME, "--newest", "--wait", "300", "--store", store, "--ranks", "1")
+    with command([sys.executable, *LAUNCHERS[launcher], *words], tmp_path, "far") as joined:
         far = tmp_path / "far.log"
         wait_until(
-            lambda: joined.poll() is not None or far.read_text().count("waiting up to 300 s") == joins,
+            lambda: joined.poll() is not None or far.read_text().count("waiting up to 300 s") == 2,
             what="the ranks to wait for the run", deadline_s=120,
         )  # fmt: skip
         with command(cli("run", str(tmp_path / "run.yaml"), "--no-prefect"), tmp_path, "near") as flow:
@@ -163,10 +151,38 @@ def test_launchers_start_ranks(
             )  # fmt: skip
     told = (tmp_path / "near.log").read_text() + far.read_text()
     assert (flow.returncode, joined.returncode) == (0, 0), told[-6000:]
-    assert len(Trained(store, kafka).steps()) == 2
-    log = log_of(tmp_path, "trainer")
+    check_two_ranks(tmp_path, kafka)
+
+
+def check_two_ranks(folder: Path, kafka: str) -> None:
+    assert len(Trained(f"file://{folder}/store", kafka).steps()) == 2
+    log = log_of(folder, "trainer")
     for rank, number in ((1, 0), (2, 1)):
         assert f"rank {rank} is number {number} on 127.0.0.1" in log
+
+
+def test_a_run_calls_the_deployments_that_hold_its_ranks(
+    tmp_path: Path, kafka: str, tiny_model: Path, prefect_stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their flow run ends with the run, by itself."""
+    for name, value in prefect_stack.env().items():
+        monkeypatch.setenv(name, value)
+    called = {"join-run/there": 2}
+    write_run_file(
+        tmp_path, kafka, tiny_model, "127.0.0.1", iterations=2, elsewhere=2, learner="torch", called=called
+    )
+    with command([sys.executable, "-c", DEPLOYMENT, str(ROOT)], tmp_path, "far"):
+        far = tmp_path / "far.log"
+        wait_until(lambda: "join-run/there" in far.read_text(), what="the deployment", deadline_s=120)
+        with command(cli("run", str(tmp_path / "run.yaml")), tmp_path, "near") as flow:
+            wait_until(
+                lambda: flow.poll() is not None or "in state Failed" in far.read_text(),
+                what="the end of the run", deadline_s=240,
+            )  # fmt: skip
+        told = (tmp_path / "near.log").read_text() + far.read_text()
+        assert flow.returncode == 0, told[-6000:]
+        wait_until(lambda: "Finished in state Completed" in far.read_text(), what="the end of its ranks")
+    check_two_ranks(tmp_path, kafka)
 
 
 @pytest.mark.parametrize("cut_off", [False, pytest.param(True, marks=pytest.mark.thorough)])

@@ -21,7 +21,9 @@ OURS = ("ours_256", "ours_inexact_256", "ours_512", "ours_inexact_512", "ours_12
         "ours_float32_128")  # fmt: skip
 LEARNER = {
     *(f"learner.{name}.{key}" for name in ("padded_256", "padded_512", *OURS) for key in PLAIN),
-    *(f"learner.{name}.made_ms" for name in OURS), "learner.exact_sum_ms", "learner.exact_sum_by_torch_ms",
+    *(f"learner.{name}.made_ms" for name in OURS),
+    "learner.exact_sum_ms",
+    "learner.exact_sum_by_torch_ms",
     *(f"learner.{name}_{budget}" for name in RATIOS for budget in (256, 512)),
 }
 PAUSES = ("patch_s", "pause_ms", "still_ms", "prepare_ms", "digests_ms", "step_ms", "longest_step_beside_ms",
