@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flows.run.inspection.engine_differences import engine_differences
 from flows.run.inspection.supported_models import MIXTURES, REFUSED, TRIED, elsewhere, head_sizes
 
 _HEAD = """# Models that can be trained
@@ -20,7 +21,8 @@ def models_page() -> str:
     """Return the page in Markdown."""
     lines = [_HEAD, "## Tried", ""]
     lines += [
-        "A test loads a small model of each `model_type`, with random weights, as the trainer does:",
+        "Tests load a small model of each `model_type`, with random weights, as the trainer does, and",
+        "compare the logprobs that the engine draws with:",
         "",
     ]
     lines += [", ".join(f"`{kind}`" for kind in TRIED) + ".", ""]
@@ -38,6 +40,11 @@ def models_page() -> str:
         lines.append(f"| {', '.join(kinds_there)} | layers and head are at {where} |")
     lines += ["", "A config that scales or caps logits is refused, too: `logits_scaling`, `logit_scale`,"]
     lines += ["`final_logit_softcapping`, `attn_logit_softcapping`."]
+    lines += ["", "## Computed otherwise by vLLM", ""]
+    lines += ["A config of which vLLM would compute something else than the trainer is refused:", ""]
+    lines += ["| `model_type` | config |", "|---|---|"]
+    for kinds_so, text in engine_differences():
+        lines.append(f"| {', '.join(f'`{kind}`' for kind in kinds_so)} | {text} |")
     sizes = ", ".join(map(str, head_sizes()))
     lines += ["", "## Sizes of attention heads", "", f"On CPUs vLLM generates with heads of size {sizes}."]
     lines += [

@@ -5,7 +5,7 @@ Each was seen with vLLM 0.32: by logprobs of an engine beside those of transform
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,16 @@ _NO_WINDOW = ("qwen2_moe",)  # neither vLLM nor transformers' layers
 _WINDOWS_OF_LAYERS = ("llama", "mistral")  # vLLM looks at `layer_types`, and transformers does not
 _SLIDING = "sliding_attention"
 _ONLY_SILU = "Only silu is supported"  # in the code of vLLM's models
+
+
+def engine_differences() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield kinds of models, each with the configs of them that are refused, for the page about models."""
+    for one in _DIFFERENCES:
+        yield one.kinds, f"`{one.key}`: {one.reason}"
+    yield BFLOAT16_ALONE, "`model.dtype` of the run file: vLLM has parts of them in bfloat16 alone"
+    yield _ONE_WINDOW, "`use_sliding_window`, if only some layers have a window: vLLM has one for all or none"
+    yield _NO_WINDOW, "`use_sliding_window`: neither vLLM nor transformers' layers compute it"
+    yield _WINDOWS_OF_LAYERS, "`layer_types` with windows: vLLM looks at them, and transformers does not"
 
 
 def why_computed_otherwise(config: dict[str, Any], *, on_cpu: bool) -> str:
