@@ -54,7 +54,7 @@ dispatch: policy import silence_s
 evaluation: every
 placement: kind store generators sites machines restarts share_gpus
 placement.archive: every_minutes
-placement.ranks: elsewhere address
+placement.ranks: elsewhere address deployments
 placement.engine_ranks: elsewhere address
 placement.balance: least most dry deployment smoothed lasting settle worth margin
 placement.kafka: bootstrap_servers replication retention_hours
