@@ -41,6 +41,9 @@ class Seat:
     address: str = LOOPBACK  # of its machine, at which other ranks reach it
 
 
+_SEAT = ("LOCAL_RANK", "RANK", "WORLD_SIZE")
+
+
 def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadlines: Deadlines) -> None:
     """Join the process group; return when all ranks have joined.
 
@@ -74,6 +77,8 @@ def leave() -> None:
     """Leave the process group, if this process is in one."""
     if joined():
         dist.destroy_process_group()
+    for name in _SEAT:  # a process that is started from here is no rank, and must not take itself for one
+        os.environ.pop(name, None)
 
 
 def joined() -> bool:
