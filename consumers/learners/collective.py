@@ -17,6 +17,7 @@ from infra.stack.ports import LOOPBACK
 
 # Name, dtype and shape of a tensor, for ranks that do not have it.
 Outline = tuple[str, str, list[int]]
+_NUMBERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE")  # variables that DeepSpeed reads
 
 
 class Deadlines(Protocol):
@@ -41,9 +42,6 @@ class Seat:
     address: str = LOOPBACK  # of its machine, at which other ranks reach it
 
 
-_SEAT = ("LOCAL_RANK", "RANK", "WORLD_SIZE")
-
-
 def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadlines: Deadlines) -> None:
     """Join the process group; return when all ranks have joined.
 
@@ -53,8 +51,8 @@ def join_ranks(seat: Seat, place: dist.TCPStore | tuple[str, int], deadlines: De
     interface = interface_of(seat.address)
     os.environ |= {
         "GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}",
-        # DeepSpeed reads them. A launcher may have numbered its processes otherwise.
-        "LOCAL_RANK": str(seat.local), "RANK": str(seat.number), "WORLD_SIZE": str(seat.ranks),
+        # A launcher may have numbered its processes otherwise.
+        **dict(zip(_NUMBERS, map(str, (seat.local, seat.number, seat.ranks)), strict=True)),
     }  # fmt: skip
     backend = "gloo"
     if choices.cuda():
@@ -77,7 +75,7 @@ def leave() -> None:
     """Leave the process group, if this process is in one."""
     if joined():
         dist.destroy_process_group()
-    for name in _SEAT:  # a process that is started from here is no rank, and must not take itself for one
+    for name in _NUMBERS:  # a process that is started from here is no rank, and must not take itself for one
         os.environ.pop(name, None)
 
 

@@ -114,6 +114,11 @@ def _model_problems(spec: RunSpec) -> list[str]:
         return [f"model.path: {folder} has no config.json: it is not a Hugging Face model"]
     if damaged := [*wrong_config(folder), *wrong_tensors(folder), *no_tensors(folder)]:
         return [f"model.path: {one}" for one in damaged]
+    return _folder_problems(spec, folder)
+
+
+def _folder_problems(spec: RunSpec, folder: Path) -> list[str]:
+    """Check a model that is on this machine against the run file."""
     return [
         *_context_problems(spec, folder), *_lora_problems(spec, folder), *_route_problems(spec, folder),
         *_slicing_problems(spec, folder), *_rounding_problems(spec, folder),
@@ -196,11 +201,7 @@ def _backbone_problems(spec: RunSpec) -> list[str]:
 
 def check_context(spec: RunSpec, model: Path) -> None:
     """Raise RunFileError if the run file asks too much of a model. Called once the model is there."""
-    problems = [*no_tensors(model), *_context_problems(spec, model), *_lora_problems(spec, model)]
-    problems += [*_route_problems(spec, model), *_slicing_problems(spec, model)]
-    problems += [*_rounding_problems(spec, model), *_sharing_problems(spec, model)]
-    problems += _dtype_problems(spec, model)
-    if problems:
+    if problems := [*no_tensors(model), *_folder_problems(spec, model)]:
         raise RunFileError("\n".join(problems))
 
 

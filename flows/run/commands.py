@@ -107,8 +107,8 @@ def launched_as(count: int) -> str | None:
 
 def ranks_here(trainer: int, engine: int, generator: int | None) -> RanksHere:
     """Return the ranks that somebody asks for. Raise WrongLaunch if a launcher would ask for them N times."""
-    launched_as(trainer)
-    if trainer > 1 and processes_here() > 1:
+    processes = processes_here() if trainer else 1
+    if trainer > 1 and processes > 1:
         raise WrongLaunch(
             f"--ranks {trainer}: a launcher has started this command several times on this machine, and each "
             f"of them would start {trainer} ranks. Say --ranks 1, for one rank in each; or start it once, "

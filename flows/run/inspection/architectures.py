@@ -23,23 +23,26 @@ def trained() -> dict[str, str]:
 @cache
 def generated() -> frozenset[str]:
     """Return the classes that vLLM generates with. Empty if its table is not found."""
-    found: set[str] = set()
-    for name, value in _tables("vllm", "model_executor/models/registry.py"):
-        if name in _GENERATING and isinstance(value, ast.Dict):
-            found |= {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
-    return frozenset(found)
+    return frozenset(_engine_modules())
 
 
 def engine_code(name: str) -> str:
     """Return the code of vLLM's file that has a class, without importing it. Empty if it is not found."""
+    module = _engine_modules().get(name)
+    return ast.unparse(source_of("vllm", f"model_executor/models/{module}.py")) if module else ""
+
+
+@cache
+def _engine_modules() -> dict[str, str]:
+    """Return the modules of the classes that vLLM generates with; empty where one can't be told."""
+    found: dict[str, str] = {}
     for table, value in _tables("vllm", "model_executor/models/registry.py"):
         if table in _GENERATING and isinstance(value, ast.Dict):
             for key, place in zip(value.keys, value.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == name and isinstance(place, ast.Tuple):
-                    return ast.unparse(
-                        source_of("vllm", f"model_executor/models/{_literal(place.elts[0])}.py")
-                    )
-    return ""
+                if isinstance(key, ast.Constant):
+                    told = _literal(place.elts[0]) if isinstance(place, ast.Tuple) else ""
+                    found.setdefault(str(key.value), str(told or ""))
+    return found
 
 
 def _tables(package: str, file: str) -> list[tuple[str, ast.expr]]:
