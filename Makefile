@@ -5,6 +5,8 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+# The linters need one processor, and the fetching mostly waits: they go side by side.
+MAKEFLAGS     += --jobs=4
 
 PYTHON    ?= python3
 VENV      := .venv
@@ -71,7 +73,8 @@ promtool: .streamrl/bin/promtool  ## fetch promtool and prometheus from Debian; 
 		then cp $$folder/usr/bin/prometheus $(@D) && cp $$folder/usr/bin/promtool $@; \
 		else echo "no promtool: the tests that need it are skipped"; fi
 
-chromium:  ## install Debian's chromium (as root); tests open the page of a run in it, and skip without it
+# After promtool: two apt-get at once would exclude each other.
+chromium: | .streamrl/bin/promtool  ## install Debian's chromium (as root); tests open the page of a run in it, and skip without it
 	@command -v chromium > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null \
 		&& apt-get update -qq && apt-get install -yqq --no-install-recommends chromium fonts-dejavu-core; } \
 		|| echo "no chromium: the tests that need it are skipped"
