@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -70,14 +72,52 @@ def make_ready(model: Any, spec: RunSpec, device: torch.device) -> None:
         make_followers(model)
     if device.type == "cpu" and spec.model.dtype == "float32" and cpu_linear.pays():
         cpu_linear.use_cpu_linear(model, most_rows=min(spec.trainer.microbatch_tokens, _WARM_ROWS))
+    model.eval()  # no dropout, and no noise in routers
     if spec.trainer.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0  # the policy that is sampled has no dropout
-        model.train()  # in eval mode nothing would be checkpointed
-    else:
-        model.eval()  # no dropout
+        compute_layers_again(model)
+
+
+def compute_layers_again(model: Any) -> None:
+    """Have a model's layers computed again on the backward pass. It computes what it does in eval mode.
+
+    transformers does this in training mode only, in which some layers have dropout (OPT, Seed-OSS) or routers
+    that add noise (Mixtral). The policy that is sampled has neither. So a layer is in that mode where
+    transformers asks for it, and not while the layer itself is computed.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers or not model.supports_gradient_checkpointing:
+        raise UnsupportedModel(
+            f"trainer.gradient_checkpointing: {type(model).__name__} can't compute its layers again; set it "
+            "to false"
+        )
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
+        layer.forward = MethodType(_as_sampled, layer)  # a copy of the model gets a method of its own
+
+
+def _as_sampled(self: Any, *given: Any, **named: Any) -> Any:
+    self.training = False
+    try:
+        return type(self).forward(self, *given, **named)
+    finally:
+        self.training = True
+
+
+def call_head_once(head: Any) -> None:
+    """Have a head be called once for a micro-batch, as a module, however many chunks its logits are made in.
+
+    ZeRO-3 needs that: it compares among ranks which modules were called, and their micro-batches differ.
+    """
+    head.computes, head.is_called_once = head.forward, True  # on some CPUs it has a forward of its own
+    head.forward = MethodType(_lent_to, head)
+
+
+def _lent_to(self: Any, states: torch.Tensor, use: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
+    found: torch.Tensor = self.computes(states) if use is None else use(self.computes, states)
+    return found
 
 
 def check_routers(model: Any) -> None:
@@ -179,13 +219,23 @@ class Forward:
             states = self.states(model, batch)
             if fused_logprobs.takes_head(model.lm_head, states):
                 return self._fused(model.lm_head.weight, states, targets, early)
-            chunks = (one.split(self._rows) for one in (states, targets, early))
-            parts = [
-                self._gather(model, *chunk)
-                if chunk[1].numel() < self._rows
-                else checkpoint(self._gather, model, *chunk, use_reentrant=False)
-                for chunk in zip(*chunks, strict=True)
-            ]
+            if getattr(model.lm_head, "is_called_once", False):
+                found: torch.Tensor = model.lm_head(states, use=partial(self._chunks, targets, early))
+                return found
+            return self._chunks(targets, early, model.lm_head, states)
+
+    def _chunks(
+        self, targets: torch.Tensor, early: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor],
+        states: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return the logprobs of tokens. `head`: returns logits; it is called for each chunk."""
+        chunks = (one.split(self._rows) for one in (states, targets, early))
+        parts = [
+            self._gather(head, *chunk)
+            if chunk[1].numel() < self._rows
+            else checkpoint(self._gather, head, *chunk, use_reentrant=False)
+            for chunk in zip(*chunks, strict=True)
+        ]
         return torch.cat(parts)
 
     def _fused(
@@ -209,9 +259,10 @@ class Forward:
         return place < self._min_tokens
 
     def _gather(
-        self, model: Any, states: torch.Tensor, targets: torch.Tensor, early: torch.Tensor
-    ) -> torch.Tensor:
-        logits = model.lm_head(states).float()
+        self, head: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, targets: torch.Tensor,
+        early: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        logits = head(states).float()
         if self._temperature != 1.0:
             logits = logits / self._temperature
         if self._min_tokens:

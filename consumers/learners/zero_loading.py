@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from consumers.learners.forward import call_head_once
 from consumers.learners.sharded_loading import parameter_names, without_weights
 from consumers.learners.weight_rows import WeightRows
 from schemas.runspec import RunSpec
@@ -38,4 +39,5 @@ def divided_by_zero(
     for module in modules.values():
         for own_name, buffer in module.named_buffers(recurse=False):
             module._buffers[own_name] = buffer.to(device)
+    call_head_once(model.lm_head)
     return model

@@ -154,6 +154,15 @@ def test_bf16_computes_what_torch_does(
             assert torch.equal(published[name.removeprefix("weights.")], tensor.bfloat16()), name
 
 
+def test_ranks_compute_logits_in_different_numbers_of_chunks(
+    model: str, straight: dict[str, Straight]
+) -> None:
+    """With ZeRO-3 they waited for each other for ever: its ranks must call the same modules."""
+    spec = spec_of(learner="deepspeed", zero_stage=3, ranks=2, logits_chunk=7)
+    with learning(model, spec) as learner:
+        assert train(learner, spec, 2) == pytest.approx(straight["float32"].norms[:2], rel=1e-3)
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straight], stage: int) -> None:
     expected = straight["float32"]

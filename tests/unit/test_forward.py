@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.autograd.graph import saved_tensors_hooks
 
 from consumers.batches.packing import UnsupportedAttention
-from consumers.learners.forward import Forward, UnsupportedModel, adapt, load_policy
+from consumers.learners.forward import Forward, UnsupportedModel, adapt, call_head_once, load_policy
 from consumers.learners.sharded_loading import parameter_names, without_weights
 from consumers.learners.weight_rows import WeightRows
 from tests.factories import make_spec
@@ -142,3 +143,64 @@ def test_entropy_is_that_of_every_eighth_token(tmp_path: Path) -> None:
         expected = float(-(every.exp() * every).sum()) / len(every)
         assert found / tokens == pytest.approx(expected, rel=1e-4)
     assert run.entropy() == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("OPT", {"dropout": 0.5, "layerdrop": 0.5, "ffn_dim": 32, "word_embed_proj_dim": 32}),
+        ("SeedOss", {"residual_dropout": 0.5, "attention_dropout": 0.5}),
+        ("Starcoder2", {"residual_dropout": 0.5, "embedding_dropout": 0.5}),
+        ("Phi3", {"resid_pdrop": 0.5, "embd_pdrop": 0.5}),
+        ("Mixtral", {"router_jitter_noise": 0.5, "num_local_experts": 4}),
+    ],
+)
+def test_layers_that_are_computed_again_have_no_dropout_and_no_noise(
+    tmp_path: Path, kind: str, config: dict[str, Any]
+) -> None:
+    folder = saved(tmp_path, kind, **config)
+    found = []
+    for again in (False, True):
+        spec = make_spec(trainer={"gradient_checkpointing": again})
+        model, run, saves = load_policy(folder, spec, CPU), Forward(spec, CPU), list[int]()
+        batch = batches_of(spec, rows_of(spec))[0]
+        with saved_tensors_hooks(
+            lambda one, saves=saves: (saves.append(one.numel()), one)[1], lambda one: one
+        ):
+            logprobs = run.logprobs(model, batch)
+        logprobs.sum().backward()
+        gradients = [one.grad for one in model.parameters() if one.grad is not None]
+        found.append((logprobs.detach(), gradients, sum(saves)))
+    (plain, gradients, kept), (computed_again, same_gradients, fewer) = found
+    assert torch.equal(plain, computed_again)
+    assert all(map(torch.equal, gradients, same_gradients))
+    assert fewer < kept / 2, "the layers keep only what they get"
+
+
+def test_a_model_that_can_not_compute_its_layers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.Qwen2ForCausalLM, "supports_gradient_checkpointing", False)
+    with pytest.raises(UnsupportedModel, match=r"trainer\.gradient_checkpointing: Qwen2ForCausalLM can't"):
+        load_policy(saved(tmp_path, "Qwen2"), make_spec(trainer={"gradient_checkpointing": True}), CPU)
+
+
+def test_a_head_that_is_called_once_computes_the_same(tmp_path: Path) -> None:
+    """Whatever the number of chunks: with ZeRO-3 all ranks must call the same modules."""
+    spec = make_spec(trainer={"logits_chunk": 4})
+    model, run, calls = load_policy(saved(tmp_path, "Qwen2"), spec, CPU), Forward(spec, CPU), list[int]()
+    model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    batch = batches_of(spec, rows_of(spec))[0]
+
+    def computed() -> list[torch.Tensor]:
+        calls.clear()
+        model.zero_grad()
+        logprobs = run.logprobs(model, batch)
+        logprobs.sum().backward()
+        return [logprobs.detach(), *(one.grad.clone() for one in model.parameters() if one.grad is not None)]
+
+    plain = computed()
+    assert len(calls) > 1
+    call_head_once(model.lm_head)
+    assert all(map(torch.equal, plain, computed()))
+    assert len(calls) == 1
