@@ -57,20 +57,22 @@ class Measured:
 def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[torch.Tensor, Measured]:
     """Return the sum over tokens of weight * loss. The step divides it by the loss's total."""
     settings, now = loss.settings, logprobs.detach()
-    anchor, correction = batch.behaviour, None
+    anchor, correction, capped = batch.behaviour, None, now.new_zeros(())
     if settings.correction != "none":
         anchor = now if batch.before is None else batch.before
-        correction = (anchor - batch.behaviour).exp()
+        likelier = (anchor - batch.behaviour).exp()
+        correction, above = likelier.clamp(max=settings.correction_cap), likelier > settings.correction_cap
         if not settings.correct_fresh:
             # Only whole samples of this version are exempt: in others an old KV cache may have been used.
-            correction = torch.where(batch.fresh, 1.0, correction)
+            correction, above = torch.where(batch.fresh, 1.0, correction), above & ~batch.fresh
+        capped = above.sum()
     # Owners are in order. To count them, torch would wait for the GPU.
     ends = torch.arange(batch.packing.sequences, device=batch.owner.device)
     lengths = torch.searchsorted(batch.owner, ends, right=True) - torch.searchsorted(batch.owner, ends)
     tokens = Tokens(logprobs, anchor, batch.advantage, batch.owner, lengths)
     each = loss.of_tokens(tokens)
     if correction is not None:
-        each = each * correction.clamp(max=settings.correction_cap)
+        each = each * correction
     farther = now.new_zeros(())
     if batch.reference is not None:
         less = batch.reference - logprobs
@@ -84,9 +86,7 @@ def objective(logprobs: torch.Tensor, batch: MicroBatch, loss: Loss) -> tuple[to
         drift = (now - batch.behaviour).abs()
         numbers = [
             total, loss.clips(tokens).sum(), -now.sum(), torch.where(batch.fresh, exact, 0.0).max(),
-            batch.fresh.sum(),
-            drift.sum(), now.new_zeros(()) if correction is None else
-            (correction > settings.correction_cap).sum(), farther.sum(),
+            batch.fresh.sum(), drift.sum(), capped, farther.sum(),
         ]  # fmt: skip
         measured = Measured(torch.stack([one.double() for one in numbers]), now, drift)
     return total, measured

@@ -320,10 +320,12 @@ def test_groups_that_told_nothing_are_left_out() -> None:
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["", "fresh too"])
 @pytest.mark.parametrize("step", [0, 1])
-@pytest.mark.parametrize("correction", ["truncated", "decoupled"])
-def test_corrections_weigh_tokens_of_older_weights(correction: str, step: int, fresh: bool) -> None:
+@pytest.mark.parametrize(("correction", "cap"), [("truncated", 1.3), ("decoupled", 1.3), ("truncated", 0.7)])
+def test_corrections_weigh_tokens_of_older_weights(
+    correction: str, cap: float, step: int, fresh: bool
+) -> None:
     """min(first / behaviour, cap) times the clipped term, whose ratio is to the iteration's first weights."""
-    loss = {"kind": "grpo", "average": "token", "correction": correction, "correction_cap": 1.3}
+    loss = {"kind": "grpo", "average": "token", "correction": correction, "correction_cap": cap}
     spec = several_steps(loss | {"correct_fresh": fresh})
     rows = [replace(row, sample=_of_old(row.sample)) for row in rows_of(spec)]
     assert loss_of(spec).needs.before == "iteration"
@@ -335,7 +337,7 @@ def test_corrections_weigh_tokens_of_older_weights(correction: str, step: int, f
             for (row, now), reward in zip(group, rewards, strict=True):
                 advantage = (reward - rewards.mean()) / (rewards.std() + 1e-4)
                 first = torch.from_numpy(row.scores.before)
-                weight = torch.minimum((first - behaviour(row)).exp(), torch.tensor(1.3))
+                weight = torch.minimum((first - behaviour(row)).exp(), torch.tensor(cap))
                 if row.sample.index == SIZE - 1 and not fresh:
                     weight = torch.ones(len(now))  # those weights drew it
                 losses.append(weight * clip((now - first).exp(), advantage, 0.2, 0.2))
