@@ -232,6 +232,8 @@ class Trainer:
             kept = f"weights {newest}, which are published, are used; the optimizer's moments"
         else:
             while self._number < until:
+                if not self._mini:
+                    self._learner.begin_iteration()  # `until` may lie within one
                 self._advance((self._number + 1) % self._algorithm.optimizer_steps == 0)
                 self._came_to(self._root)
                 if not self._mini:

@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from consumers.batches.log_places import Gone, fetch_rows
+from consumers.batches.micro_batches import MicroBatch
+from consumers.batches.training_rows import Scores
+from consumers.learners.learner import TorchLearner
+from consumers.losses.loss import Needs
 from consumers.steps.ledger import Ledger, steps_in_ledger
 from consumers.stream.admitted import Admitted, admitted_prompts
 from consumers.stream.recorded_groups import Replay
@@ -221,8 +226,9 @@ def test_a_contradiction_reads_little_of_what_was_admitted(tmp_path: Path, read:
     admitted.close()
 
 
-def world_of(folder: Path, model: str, **algorithm: Any) -> World:
+def world_of(folder: Path, model: str, correction: str = "none", **algorithm: Any) -> World:
     spec = make_spec(
+        loss={"correction": correction},
         algorithm={"iterations": 6, "groups": 2, "group_size": 2, "learning_rate": 1e-2} | algorithm,
         trainer={"checkpoint_every": 2, "keep_weights": 4},
     )
@@ -270,6 +276,24 @@ def test_a_step_that_left_no_weights_and_no_samples_is_gone_past(
     assert "no weights of them are published, so what they learned is lost" in caplog.text
     assert [one.step for one in world.ledger()] == list(range(6))
     assert not world.live().dead  # and it stays so
+
+
+def test_an_iteration_of_which_a_step_was_lost_is_still_compared_with_its_first_weights(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(tmp_path, model, "truncated", optimizer_steps=2)
+    world.live(Crash("send test-1.ledger 5 1", AFTER))  # nothing is published of this iteration
+    world.context.bus.truncate(world.context.topics.ledger, 0, 5)  # type: ignore[attr-defined]
+    compared, ask = [], TorchLearner.ask
+
+    def asked(self: TorchLearner, batch: MicroBatch, needs: Needs) -> Scores:
+        first = self._first.state_dict()
+        compared.append(all(torch.equal(one, first[name]) for name, one in self._model.state_dict().items()))
+        return ask(self, batch, needs)
+
+    monkeypatch.setattr(TorchLearner, "ask", asked)
+    assert not world.live().dead
+    assert compared[0], "nothing was learned since the iteration began"
 
 
 def test_another_sample_in_the_place_of_one_is_found_out(tmp_path: Path, model: str) -> None:
