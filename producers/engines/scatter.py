@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch._C import set_num_threads  # vLLM puts a function that does nothing in the place of torch's
 
 from infra.weights.bits import NAMES
 from infra.weights.digest import tensor_digest
@@ -146,6 +147,7 @@ class HeldWeights:
         self._digests: dict[str, str] = {}
         self._voided = set[str]()  # parameters that another rank has in use
         self._uploads, self._hashes = PinnedUploads(ahead=ahead), StagedHashes()
+        self._threads = torch.get_num_threads()  # of the engine's own thread
 
     @torch.no_grad()
     def prepare(self, patch: Patch) -> None:
@@ -156,6 +158,7 @@ class HeldWeights:
         if patch.since not in (None, self._root):
             raise EngineError(f"the patch is for the weights {patch.since}; the engine holds {self._root}")
         self._prepared = None
+        _use_threads(self._threads)
         self._uploads.begin()
         parts: defaultdict[str, list[tuple[ParameterIndex, TensorPatch]]] = defaultdict(list)
         for name, part in patch.parts.items():
@@ -317,6 +320,17 @@ class HeldWeights:
             raise EngineError(
                 "the tied lm_head is stale: it differs from the embedding after a weight update"
             )
+
+
+def _use_threads(threads: int) -> None:
+    """Have this thread compute by as many threads as the engine's own.
+
+    oneDNN lays a packed weight out by their number. Another layout than that of the kernels that the engine
+    has ready multiplies wrongly, and says nothing. A thread that has computed nothing yet has as many as
+    there are cores, until torch is asked.
+    """
+    if torch.get_num_threads() != threads:
+        set_num_threads(threads)
 
 
 def _refused(name: str, why: str) -> EngineError:

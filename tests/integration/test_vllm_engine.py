@@ -421,6 +421,35 @@ def test_the_sizes_of_heads_that_a_start_allows_are_those_of_the_kernels() -> No
     assert tuple(map(int, line[1:])) == head_sizes()
 
 
+LAYOUTS = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+torch.set_num_threads(1)  # a thread that has computed nothing has as many as there are cores
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+from producers.engines.packed_linear import PackedLinear
+from producers.engines.scatter import HeldWeights
+from tests.factories import make_patch
+
+for rows in (48, 64, 96, 128, 160, 192, 256, 384):
+    model = torch.nn.Sequential(torch.nn.Linear(64, rows, bias=False)).requires_grad_(False)
+    layer = PackedLinear(model[0], invariant=True, known={})
+    held = HeldWeights(model, {"0.weight": [rows, 64]}, [layer])
+    layer(torch.randn(8, 64), model[0].weight)
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(held.prepare, make_patch({"0.weight": torch.randn(rows, 64)}).read()).result()
+    held.take()
+    for count in (8, 16, 32):
+        x = torch.randn(count, 64)
+        torch.testing.assert_close(layer(x, model[0].weight), x @ model[0].weight.t(), rtol=1e-4, atol=1e-4)
+"""
+
+
+def test_layers_that_a_fresh_thread_has_packed_multiply_by_their_weights() -> None:
+    """oneDNN lays weights out by the number of threads; hashes of the weights would not see it."""
+    subprocess.run([sys.executable, "-c", LAYOUTS], check=True)
+
+
 def test_vllm_has_the_sleep_mode_that_gpus_need(engine: VllmEngine) -> None:
     """There is no GPU here to sleep on; that vLLM still takes these arguments can be said without."""
     from vllm import EngineArgs, LLMEngine

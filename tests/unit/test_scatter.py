@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -194,6 +195,32 @@ class Scaled:
     def pack(self, *tensors: torch.Tensor) -> Product:
         whole = tensors[0].float() * tensors[1][:, None]
         return lambda x, bias: x @ whole.t()
+
+
+class Counting(Scaled):
+    """A layer that notes by how many threads it is packed."""
+
+    def pack(self, *tensors: torch.Tensor) -> Product:
+        self.threads = torch.get_num_threads()
+        return super().pack(*tensors)
+
+
+def test_a_layer_is_packed_by_as_many_threads_as_the_engine_has() -> None:
+    """Also by a thread that computes for the first time, while an activation of the engine has fewer."""
+    model, threads = Fused(torch.float32), torch.get_num_threads()
+    layer = model.model.layers[0].attn.qkv_proj
+    layer.weight_scale = torch.nn.Parameter(torch.ones(8), requires_grad=False)
+    packed = Counting(layer)
+    try:
+        torch.set_num_threads(3)
+        weights = HeldWeights(model, shapes_with_scales(SHAPES), [packed])
+        torch.set_num_threads(1)
+        with ThreadPoolExecutor(1) as beside:
+            whole = {"model.layers.0.attn.q_proj.weight": torch.ones(4, 4)}
+            beside.submit(weights.prepare, make_patch(whole).read()).result()
+    finally:
+        torch.set_num_threads(threads)
+    assert packed.threads == 3
 
 
 @pytest.mark.parametrize("leaf", ["weight", "weight_scale"])
