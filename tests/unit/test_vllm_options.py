@@ -94,6 +94,14 @@ def test_an_argument_that_vllm_does_not_know_is_named_with_those_like_it() -> No
         ("hf_token", 1, r"it is 1; vLLM takes true or false or a string$"),  # bool | str | None
         ("performance_mode", 3, r"it is 3; vLLM takes a string$"),  # an alias of another module
         ("cudagraph_capture_sizes", 8, r"it is 8; vLLM takes no plain value$"),
+        ("attention_backend", "FLASH_ATN", r"it is 'FLASH_ATN'; vLLM takes FLASH_ATTN, .* and others$"),
+        ("attention_backend", 3, r"it is 3; vLLM takes a string$"),
+        ("optimization_level", 9, r"it is 9; vLLM takes 0, 1, 2 or 3$"),
+        ("performance_mode", "fast", r"it is 'fast'; vLLM takes balanced, interactivity or throughput$"),
+        ("watermark", 1.0, r"it is 1\.0; vLLM takes at least 0 and less than 1$"),
+        ("stream_interval", 0, r"it is 0; vLLM takes at least 1$"),
+        ("block_size", -1, r"it is -1; vLLM takes more than 0$"),  # its default does not name a setting
+        ("max_num_batched_tokens", -5, r"it is -5; vLLM takes at least 1$"),
         ("max_num_batched_tokens", 63, r"it is 63, .* set it to 64 or more, or lower generator\.slots$"),
     ],
 )
@@ -112,9 +120,10 @@ def test_a_run_that_draws_nothing_needs_no_engine() -> None:
 
 
 FINE: dict[str, VllmOption] = {
-    "max_num_batched_tokens": 64, "watermark": 1, "hf_token": "x", "performance_mode": "throughput",
+    "max_num_batched_tokens": 64, "watermark": 0, "hf_token": "x", "performance_mode": "throughput",
     "block_size": 32, "enforce_eager": True,
-    "optimization_level": 2, "attention_backend": "TRITON_ATTN",  # classes: their values can't be told
+    "optimization_level": 2, "attention_backend": "triton_attn", "linear_backend": "deep-gemm",
+    "mamba_backend": "auto", "tokenizer_mode": "my_own", "max_logprobs": -1,
 }  # fmt: skip
 
 
