@@ -4,7 +4,7 @@ Give its deployment a schedule, such as once an hour. `flows.run.archiving.archi
 Prefect installed or running, and with `placement.archive` a run does it by itself.
 """
 
-from __future__ import annotations
+# Annotations are no text here: `serve()` pickles a flow's function, without the names that only text says.
 
 from contextlib import suppress
 from typing import Annotated, Any

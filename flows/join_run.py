@@ -5,7 +5,7 @@ A run with `placement.balance.deployment: join-run/NAME` calls it when it needs 
 does the same with no Prefect installed or running.
 """
 
-from __future__ import annotations
+# Annotations are no text here: `serve()` pickles a flow's function, without the names that only text says.
 
 from functools import partial
 from typing import Annotated

@@ -4,7 +4,7 @@ Its deployment may run on any machine that reaches the run's broker and store. A
 does this by itself. `streamrl rebalance RUN` does the same with no Prefect installed or running.
 """
 
-from __future__ import annotations
+# Annotations are no text here: `serve()` pickles a flow's function, without the names that only text says.
 
 from contextlib import suppress
 from typing import Annotated, Any

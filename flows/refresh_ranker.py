@@ -3,7 +3,7 @@
 `flows.run.retrain.retrain` does the same with no Prefect installed or running.
 """
 
-from __future__ import annotations
+# Annotations are no text here: `serve()` pickles a flow's function, without the names that only text says.
 
 from typing import Annotated, Any
 

@@ -4,7 +4,7 @@ The flow runs at the site, as a deployment with that site's work pool: see prefe
 how far each site is. `streamrl join RUN --site NAME` does the same with no Prefect installed or running.
 """
 
-from __future__ import annotations
+# Annotations are no text here: `serve()` pickles a flow's function, without the names that only text says.
 
 import time
 from collections.abc import Callable

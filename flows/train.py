@@ -3,7 +3,7 @@
 `flows.run.without_prefect.train_plainly` does the same with no Prefect installed or running.
 """
 
-from __future__ import annotations
+# Annotations are no text here: `serve()` pickles a flow's function, without the names that only text says.
 
 from contextlib import suppress
 from typing import Annotated, Any

@@ -3,7 +3,7 @@
 `streamrl weights` does the same with no Prefect installed or running.
 """
 
-from __future__ import annotations
+# Annotations are no text here: `serve()` pickles a flow's function, without the names that only text says.
 
 import time
 from pathlib import Path

@@ -6,9 +6,11 @@ import importlib
 from collections import Counter
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import yaml
 from prefect import Flow
+from prefect.exceptions import ParameterTypeError
 
 from flows.cli.shared.deploying import Deploying, deploy_run_file
 from infra.runs import RunError
@@ -29,6 +31,19 @@ def flow(entrypoint: str) -> Flow[..., object]:
 def test_a_deployment_is_of_a_flow_that_takes_its_parameters(deployment: dict[str, object]) -> None:
     found = flow(str(deployment["entrypoint"]))
     assert found.description and found.parameters.properties.keys() >= deployment.get("parameters", {}).keys()  # type: ignore[attr-defined]
+
+
+def flows() -> list[Flow[..., object]]:
+    modules = [importlib.import_module(f"flows.{file.stem}") for file in (ROOT / "flows").glob("*.py")]
+    return [one for module in modules for one in vars(module).values() if isinstance(one, Flow)]
+
+
+@pytest.mark.parametrize("served", flows(), ids=lambda served: served.name)
+def test_a_flow_can_be_served_from_a_script_elsewhere(served: Flow[..., object]) -> None:
+    """`serve()` pickles it for the process of each flow run, as it is imported and no file of that script."""
+    copied = cloudpickle.loads(cloudpickle.dumps(served))
+    with pytest.raises(ParameterTypeError):  # it knows the types still
+        copied.validate_parameters(dict.fromkeys(served.parameters.properties, object()))
 
 
 def test_each_has_a_name_of_its_own() -> None:
