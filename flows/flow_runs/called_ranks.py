@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from prefect.client.orchestration import get_client
 from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from flows.flow_runs.called_runs import open_flow_runs
+from infra.errors import Explained
 from infra.runs import RunRecord
+from schemas.shortening import bounded
+
+_SETTING = "placement.ranks.deployments"
+_REFUSED = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)  # parameters that a flow does not take
+
+
+class CannotCall(Explained):
+    """A deployment can't be called, and others may be; the message says why."""
 
 
 def call_for_ranks(record: RunRecord, deployment: str, ranks: int) -> bool:
@@ -14,10 +26,23 @@ def call_for_ranks(record: RunRecord, deployment: str, ranks: int) -> bool:
 
     One that an earlier start of the run has called still holds its ranks, and waits for the new start.
     """
-    tag = f"ranks:{record.id}:{deployment}"
+    if "/" not in deployment:
+        raise CannotCall(f"{_SETTING}: {deployment} names no flow, as join-run/{deployment} does")
+    # a run of another store, or one that was removed, may have had this id
+    tag = f"ranks:{record.id}:{record.identity[:8]}:{deployment}"
     with get_client(sync_client=True) as client:
         if open_flow_runs(client, tag):
             return False
     parameters = {"run": record.id, "store": record.store, "ranks": ranks}
-    run_deployment(deployment, parameters=parameters, timeout=0, tags=[tag])
+    try:
+        run_deployment(deployment, parameters=parameters, timeout=0, tags=[tag])
+    except ObjectNotFound:
+        raise CannotCall(f"there is no Prefect deployment {deployment} ({_SETTING})") from None
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code not in _REFUSED:  # an error of the server, or of the way there
+            raise
+        raise CannotCall(
+            f"{_SETTING}: {deployment} does not take a run and a number of ranks, as the flow join-run does: "
+            f"{bounded(error.response.text)}"
+        ) from error
     return True

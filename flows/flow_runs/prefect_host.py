@@ -80,11 +80,10 @@ class PrefectHost(Host):
         get_run_logger().info("deployment %s has been called", name)
         return True
 
-    def call_ranks(self, record: RunRecord) -> bool:
-        """Call the deployments that hold ranks elsewhere, but for those whose flow runs have not ended."""
-        for deployment, ranks in record.spec.placement.ranks.deployments.items():
-            if call_for_ranks(record, deployment, ranks):
-                get_run_logger().info("deployment %s has been called for %d ranks", deployment, ranks)
+    def call_ranks(self, record: RunRecord, deployment: str, ranks: int) -> bool:
+        """Call a deployment that holds ranks elsewhere, unless a flow run of it has not ended."""
+        if call_for_ranks(record, deployment, ranks):
+            get_run_logger().info("deployment %s has been called for %d ranks", deployment, ranks)
         return True
 
     def generators(self, record: RunRecord) -> Staff | None:

@@ -42,8 +42,11 @@ class Host:
         """Have a site that is elsewhere take part in a run. Returns False if the host can't."""
         return False
 
-    def call_ranks(self, record: RunRecord) -> bool:
-        """Call `placement.ranks.deployments`, which hold ranks elsewhere. Returns False if the host can't."""
+    def call_ranks(self, record: RunRecord, deployment: str, ranks: int) -> bool:
+        """Have one of `placement.ranks.deployments` hold ranks elsewhere. Returns False if the host can't.
+
+        Raises an error that is Explained if it is this deployment alone that can't be called.
+        """
         return False
 
     def generators(self, record: RunRecord) -> Staff | None:

@@ -154,14 +154,17 @@ def _called(host: Host, record: RunRecord, site: str, screen: Screen) -> bool:
 
 
 def _call_ranks(host: Host, record: RunRecord, screen: Screen) -> None:
-    try:
-        if host.call_ranks(record):
-            return
-        why = "only Prefect can call placement.ranks.deployments"
-    except Exception as error:  # such as one of a Prefect server: the ranks can be started without
-        why = f"placement.ranks.deployments can't be called: {type(error).__name__}: {error}"
-    commands = SuggestedCommands(record.id, record.store)
+    """Have each deployment called, and say what to type in place of those that can't be."""
+    commands, none_can = SuggestedCommands(record.id, record.store), ""
     for deployment, ranks in record.spec.placement.ranks.deployments.items():
+        try:
+            if not none_can and host.call_ranks(record, deployment, ranks):
+                continue
+            why = none_can or "only Prefect can call placement.ranks.deployments"
+        except Explained as error:
+            why = str(error)
+        except Exception as error:  # such as one of a server that is away: the next call would wait as long
+            why = none_can = f"placement.ranks.deployments can't be called: {type(error).__name__}: {error}"
         join = commands.command("join", "--ranks", str(ranks))
         screen.say(f"{why}. On the machine of {deployment} say: {join}")
 

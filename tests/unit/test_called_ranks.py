@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from flows.flow_runs import called_ranks
-from flows.flow_runs.called_ranks import call_for_ranks
+from flows.flow_runs.called_ranks import CannotCall, call_for_ranks
 from flows.run import phases
 from flows.run.host import Host
 from infra.runs import RunRecord
 from tests.factories import make_context, make_spec
+
+
+def refusal(status: int) -> PrefectHTTPStatusError:
+    """The answer of a server."""
+    request = httpx.Request("POST", "http://127.0.0.1/api/deployments")
+    answer = httpx.Response(status, json={"detail": "'runfile' is required"}, request=request)
+    return PrefectHTTPStatusError("refused", request=request, response=answer)
 
 
 @pytest.fixture
@@ -41,13 +50,50 @@ def test_a_deployment_is_called_but_not_while_its_flow_run_goes_on(
     monkeypatch.setattr(called_ranks, "get_client", client)
     monkeypatch.setattr(called_ranks, "run_deployment", lambda name, **asked: called.append((name, asked)))
     assert call_for_ranks(record, "join-run/b", 8)
-    tag = f"ranks:{record.id}:join-run/b"
+    tag = f"ranks:{record.id}::join-run/b"
     parameters = {"run": record.id, "store": record.store, "ranks": 8}
     assert called == [("join-run/b", {"parameters": parameters, "timeout": 0, "tags": [tag]})]
     there[tag] = ["a flow run"]
     assert not call_for_ranks(record, "join-run/b", 8)
     assert call_for_ranks(record, "join-run/c", 4)
     assert len(called) == 2
+    removed = record.model_copy(update={"identity": "another run"})
+    assert call_for_ranks(removed, "join-run/b", 8)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "error", "why"),
+    [
+        ("join-run/b", ObjectNotFound(None), "there is no Prefect deployment join-run/b"),
+        ("train/b", refusal(409), "train/b does not take a run and a number of ranks.*runfile"),
+        ("b", None, "b names no flow, as join-run/b does"),
+    ],
+)
+def test_a_deployment_that_can_not_be_called(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch, deployment: str, error: Exception | None, why: str
+) -> None:
+    def refuses(*_: object, **named: object) -> None:
+        assert error is not None
+        raise error
+
+    monkeypatch.setattr(called_ranks, "get_client", lambda **_: nullcontext())
+    monkeypatch.setattr(called_ranks, "open_flow_runs", lambda *_: [])
+    monkeypatch.setattr(called_ranks, "run_deployment", refuses)
+    with pytest.raises(CannotCall, match=why):
+        call_for_ranks(record, deployment, 8)
+
+
+def test_an_error_of_the_server_is_not_one_of_a_deployment(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **named: object) -> None:
+        raise refusal(503)
+
+    monkeypatch.setattr(called_ranks, "get_client", lambda **_: nullcontext())
+    monkeypatch.setattr(called_ranks, "open_flow_runs", lambda *_: [])
+    monkeypatch.setattr(called_ranks, "run_deployment", fails)
+    with pytest.raises(PrefectHTTPStatusError):
+        call_for_ranks(record, "join-run/b", 8)
 
 
 class Told:
@@ -60,12 +106,16 @@ class Told:
 
 def test_a_host_that_can_not_call_says_what_to_do(record: RunRecord) -> None:
     class Refusing(Host):
-        def call_ranks(self, record: RunRecord) -> bool:
+        called = 0
+
+        def call_ranks(self, record: RunRecord, deployment: str, ranks: int) -> bool:
+            self.called += 1
             raise ConnectionError("refused")
 
+    refusing = Refusing()
     for host, why in (
         (Host(), "only Prefect can call placement.ranks.deployments"),
-        (Refusing(), "placement.ranks.deployments can't be called: ConnectionError: refused"),
+        (refusing, "placement.ranks.deployments can't be called: ConnectionError: refused"),
     ):
         screen = Told()
         phases._call_ranks(host, record, screen)  # type: ignore[arg-type]
@@ -73,3 +123,21 @@ def test_a_host_that_can_not_call_says_what_to_do(record: RunRecord) -> None:
             f"{why}. On the machine of {name} say: streamrl join {record.id} --ranks {count}"
             for name, count in (("join-run/b", 8), ("join-run/c", 4))
         ]
+    assert refusing.called == 1  # each call would wait for the server
+
+
+def test_one_deployment_that_can_not_be_called_holds_up_no_other(record: RunRecord) -> None:
+    called: list[tuple[str, int]] = []
+
+    class Missing(Host):
+        def call_ranks(self, record: RunRecord, deployment: str, ranks: int) -> bool:
+            if deployment == "join-run/b":
+                raise CannotCall("there is no join-run/b")
+            called.append((deployment, ranks))
+            return True
+
+    screen = Told()
+    phases._call_ranks(Missing(), record, screen)  # type: ignore[arg-type]
+    assert called == [("join-run/c", 4)]
+    (said,) = screen.said
+    assert said.startswith("there is no join-run/b. On the machine of join-run/b say: streamrl join")
