@@ -17,7 +17,7 @@ from infra.runs import RunRecord
 from infra.stores.store import Store, StoreError
 from schemas.messages import Heartbeat
 
-BACK_S = 60.0  # for the feeder of a run that goes on to be there again
+BACK_S = 600.0  # for a flow that was killed to be there again: it first compares the files of the run
 LOST_S = 3600.0  # at least so long a run may say nothing
 _LOOK_S = 1.0
 
@@ -48,9 +48,13 @@ class RunOutlook:
         if not self._end.has_come:
             return False
         self._look()
-        if self._state is None or not self._state.is_active or self._state.trained or self._is_silent():
+        if self._state is None or not self._state.is_active or self._state.trained:
             return True
-        return self._state.state != "paused" and time.monotonic() - self._ended_at > BACK_S
+        if self._state.state == "paused":
+            return self._is_silent()
+        # While the flow writes, the run goes on: its trainer, which needs its ranks, may write the last
+        # checkpoint, or a resumed one may be about to start its feeder.
+        return time.monotonic() - max(self._ended_at, self._changed_at) > BACK_S
 
     def check_heard(self) -> None:
         """Raise RunFailed if the run's own processes have said nothing for so long that it is lost."""
@@ -81,6 +85,4 @@ class RunOutlook:
         except StoreError:
             return  # it may be back soon; what was known stands
         if state != self._state:
-            if self._state is not None and self._state.state == "paused":
-                self._ended_at = time.monotonic()  # now its feeder starts
             self._state, self._changed_at = state, time.monotonic()

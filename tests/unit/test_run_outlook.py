@@ -117,8 +117,30 @@ def test_a_paused_run_is_waited_for_as_long_as_its_flow_lives(watched: Watched) 
 def test_a_flow_that_was_killed_may_come_back_soon(watched: Watched) -> None:
     write_state(watched.store, "training")
     watched.outlook.hear([beat("ended")])
+    assert watched.after(0.0) == (False, False)
     assert watched.after(BACK_S - 1.0) == (False, False)
     assert watched.after(2.0) == (True, False)
+    watched.outlook.hear([beat("starting")])
+    assert watched.after(1000.0) == (False, False)
+
+
+def test_a_run_whose_flow_lives_is_not_over_before_it_is_trained(watched: Watched) -> None:
+    """The last checkpoint of a large model takes minutes, and its ranks write it, when no feeder is left."""
+    watched.outlook.hear([beat("ended")])
+    for _ in range(10):
+        write_state(watched.store, "training", at=watched.now)
+        assert watched.after(SILENT_S) == (False, False)
+    write_state(watched.store, "reporting", trained=True)
+    assert watched.after(2.0) == (True, False)
+
+
+def test_a_flow_that_comes_back_late_has_time_to_start_its_feeder(watched: Watched) -> None:
+    write_state(watched.store, "training")
+    watched.outlook.hear([beat("ended")])
+    assert watched.after(BACK_S - 1.0) == (False, False)
+    write_state(watched.store, "starting", started_at=1.0)
+    assert watched.after(2.0) == (False, False)
+    assert watched.after(BACK_S - 2.0) == (False, False)
     watched.outlook.hear([beat("starting")])
     assert watched.after(1000.0) == (False, False)
 
