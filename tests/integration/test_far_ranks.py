@@ -446,6 +446,34 @@ def test_silent_strangers_keep_no_rank_out(tmp_path: Path, monkeypatch: pytest.M
     found[0][0].close(1.0)
 
 
+def test_a_flood_from_one_address_pushes_out_no_slow_rank_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(doorway, "_MOST_AT_ONCE", 3)
+    context = context_of(tmp_path)
+    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
+    at = rendezvous.newest(context.store, context.record)
+    assert at is not None
+    with (
+        socket.create_connection((at.host, at.port)) as slow,
+        other_side(lambda: door.members(30.0)) as found,
+    ):
+        for _ in range(12):  # each is taken before the next one comes
+            stranger = socket.create_connection((at.host, at.port), source_address=("127.0.0.2", 0))
+            stranger.sendall(b"GET / HTTP/1.1\r\n")  # as long as the greeting of a rank
+            assert not stranger.recv(1)
+            stranger.close()
+        crowd = [
+            socket.create_connection((at.host, at.port), source_address=("127.0.0.2", 0)) for _ in range(9)
+        ]
+        assert not crowd[0].recv(1), "the oldest of the address with the most was sent away"
+        introduce(slow, bytes.fromhex(at.key), HELLO)
+    for one in crowd:
+        one.close()
+    assert len(found[0]) == 1 and caplog.text.count("was not let in") == 1
+    found[0][0].close(1.0)
+
+
 @pytest.mark.parametrize(
     ("versions", "reason"),
     [
