@@ -369,7 +369,7 @@ class RanksSection(Section):
         max_length=1023,
         description="Prefect deployments of the flow `join-run` in the work pools of those machines, each "
         "with the number of ranks there, such as `{join-run/host2: 8}`: a run that is a Prefect flow calls "
-        "them as it starts.",
+        "them as it starts, and again if their flow runs end before it does.",
     )
 
 

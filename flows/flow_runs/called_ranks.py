@@ -9,16 +9,12 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from flows.flow_runs.called_runs import open_flow_runs
-from infra.errors import Explained
+from flows.run.host import CannotCall
 from infra.runs import RunRecord
 from schemas.shortening import bounded
 
 _SETTING = "placement.ranks.deployments"
 _REFUSED = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)  # parameters that a flow does not take
-
-
-class CannotCall(Explained):
-    """A deployment can't be called, and others may be; the message says why."""
 
 
 def call_for_ranks(record: RunRecord, deployment: str, ranks: int) -> bool:

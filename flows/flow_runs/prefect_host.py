@@ -82,9 +82,9 @@ class PrefectHost(Host):
 
     def call_ranks(self, record: RunRecord, deployment: str, ranks: int) -> bool:
         """Call a deployment that holds ranks elsewhere, unless a flow run of it has not ended."""
-        if call_for_ranks(record, deployment, ranks):
+        if called := call_for_ranks(record, deployment, ranks):
             get_run_logger().info("deployment %s has been called for %d ranks", deployment, ranks)
-        return True
+        return called
 
     def generators(self, record: RunRecord) -> Staff | None:
         """Return the generators of the deployment that a run names."""

@@ -7,7 +7,12 @@ from enum import Enum
 from typing import Any
 
 from flows.balancing.staff import Staff
+from infra.errors import Explained
 from infra.runs import RunRecord
+
+
+class CannotCall(Explained):
+    """A host can't call a deployment, and may call others; the message says why."""
 
 
 class HostOrder(Enum):
@@ -43,11 +48,11 @@ class Host:
         return False
 
     def call_ranks(self, record: RunRecord, deployment: str, ranks: int) -> bool:
-        """Have one of `placement.ranks.deployments` hold ranks elsewhere. Returns False if the host can't.
+        """Have one of `placement.ranks.deployments` hold ranks elsewhere. Returns False if it still does.
 
-        Raises an error that is Explained if it is this deployment alone that can't be called.
+        Raises CannotCall if it never can.
         """
-        return False
+        raise CannotCall("only Prefect can call placement.ranks.deployments")
 
     def generators(self, record: RunRecord) -> Staff | None:
         """Return the generators that `placement.balance.deployment` calls; None: the host can't call any."""

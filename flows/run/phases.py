@@ -15,6 +15,7 @@ from flows.run.folder_owner import lock_of_run, take_report_folder
 from flows.run.host import NO_HOST, Host, HostOrder
 from flows.run.inspection import inspect_built, inspect_start
 from flows.run.locations import Places, report_folder, start_local_stack
+from flows.run.rank_calls import RankCalls
 from flows.run.report_phase import make_report
 from flows.run.request import LastingFailure, RunCancelled, RunFailed, RunRequest, RunResult
 from flows.run.run_state import StateKeeper, read_state
@@ -84,14 +85,13 @@ def _conducted(
             if planned.generators and planned.elsewhere and not _called(host, record, site, screen):
                 join = SuggestedCommands(record.id, record.store).command("join", "--site", site)
                 screen.say(f"site {site} takes part when this runs there: {join}")
-        if spec.placement.ranks.deployments and not done:
-            _call_ranks(host, record, screen)
         try:
             if done:
                 screen.say(f"run {record.id} is trained to its end: only its report is written again. With "
                            "more algorithm.iterations it is trained on")  # fmt: skip
             else:
-                _train(record, places, screen, host, state, locks)
+                with RankCalls(host, record, screen):
+                    _train(record, places, screen, host, state, locks)
         except LastingFailure:
             raise  # no advice to resume: the run would end by the same error
         except Explained as error:
@@ -151,22 +151,6 @@ def _called(host: Host, record: RunRecord, site: str, screen: Screen) -> bool:
     except Exception as error:  # such as one of a Prefect server: the site can take part without
         screen.say(f"site {site} can't be told to take part: {type(error).__name__}: {error}")
         return False
-
-
-def _call_ranks(host: Host, record: RunRecord, screen: Screen) -> None:
-    """Have each deployment called, and say what to type in place of those that can't be."""
-    commands, none_can = SuggestedCommands(record.id, record.store), ""
-    for deployment, ranks in record.spec.placement.ranks.deployments.items():
-        try:
-            if not none_can and host.call_ranks(record, deployment, ranks):
-                continue
-            why = none_can or "only Prefect can call placement.ranks.deployments"
-        except Explained as error:
-            why = str(error)
-        except Exception as error:  # such as one of a server that is away: the next call would wait as long
-            why = none_can = f"placement.ranks.deployments can't be called: {type(error).__name__}: {error}"
-        join = commands.command("join", "--ranks", str(ranks))
-        screen.say(f"{why}. On the machine of {deployment} say: {join}")
 
 
 def create_run(

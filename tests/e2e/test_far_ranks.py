@@ -161,26 +161,37 @@ def check_two_ranks(folder: Path, kafka: str) -> None:
         assert f"rank {rank} is number {number} on 127.0.0.1" in log
 
 
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_run_calls_the_deployments_that_hold_its_ranks(
-    tmp_path: Path, kafka: str, tiny_model: Path, prefect_stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their flow run ends with the run, by itself."""
+    killed: bool, tmp_path: Path, kafka: str, tiny_model: Path, prefect_stack: Stack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Their flow run ends with the run, by itself.
+
+    `killed`: the first one is killed, and its deployment called again. Prefect takes minutes to start that.
+    """
     for name, value in prefect_stack.env().items():
         monkeypatch.setenv(name, value)
     called = {"join-run/there": 2}
     write_run_file(
         tmp_path, kafka, tiny_model, "127.0.0.1", iterations=2, elsewhere=2, learner="torch", called=called
     )
-    with command([sys.executable, "-c", DEPLOYMENT, str(ROOT)], tmp_path, "far"):
+    with command([sys.executable, "-c", DEPLOYMENT, str(ROOT)], tmp_path, "far") as serving:
         far = tmp_path / "far.log"
         wait_until(lambda: "join-run/there" in far.read_text(), what="the deployment", deadline_s=120)
         with command(cli("run", str(tmp_path / "run.yaml")), tmp_path, "near") as flow:
+            if killed:
+                wait_until(lambda: computing_rank(serving), what="a rank there", deadline_s=240)
+                rank = computing_rank(serving)
+                flow_runs = psutil.Process(serving.pid).children()
+                next(one for one in flow_runs if rank in one.children(recursive=True)).kill()
             wait_until(
                 lambda: flow.poll() is not None or "in state Failed" in far.read_text(),
-                what="the end of the run", deadline_s=240,
+                what="the end of the run", deadline_s=600 if killed else 240,
             )  # fmt: skip
         told = (tmp_path / "near.log").read_text() + far.read_text()
         assert flow.returncode == 0, told[-6000:]
+        assert ("join-run/there had ended, and was called again for 2 ranks" in told) == killed
         wait_until(lambda: "Finished in state Completed" in far.read_text(), what="the end of its ranks")
     check_two_ranks(tmp_path, kafka)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,11 +15,13 @@ import pytest
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from flows.flow_runs import called_ranks
-from flows.flow_runs.called_ranks import CannotCall, call_for_ranks
-from flows.run import phases
-from flows.run.host import Host
+from flows.flow_runs.called_ranks import call_for_ranks
+from flows.run import rank_calls
+from flows.run.host import CannotCall, Host
+from flows.run.rank_calls import RankCalls
 from infra.runs import RunRecord
 from tests.factories import make_context, make_spec
+from tests.waiting import wait_until
 
 
 def refusal(status: int) -> PrefectHTTPStatusError:
@@ -118,7 +122,8 @@ def test_a_host_that_can_not_call_says_what_to_do(record: RunRecord) -> None:
         (refusing, "placement.ranks.deployments can't be called: ConnectionError: refused"),
     ):
         screen = Told()
-        phases._call_ranks(host, record, screen)  # type: ignore[arg-type]
+        with RankCalls(host, record, screen):  # type: ignore[arg-type]
+            pass
         assert [said.partition(" --store ")[0] for said in screen.said] == [
             f"{why}. On the machine of {name} say: streamrl join {record.id} --ranks {count}"
             for name, count in (("join-run/b", 8), ("join-run/c", 4))
@@ -137,7 +142,71 @@ def test_one_deployment_that_can_not_be_called_holds_up_no_other(record: RunReco
             return True
 
     screen = Told()
-    phases._call_ranks(Missing(), record, screen)  # type: ignore[arg-type]
+    with RankCalls(Missing(), record, screen):  # type: ignore[arg-type]
+        pass
     assert called == [("join-run/c", 4)]
     (said,) = screen.said
     assert said.startswith("there is no join-run/b. On the machine of join-run/b say: streamrl join")
+
+
+class Jobs(Host):
+    """Deployments of which the jobs end as a test wants."""
+
+    def __init__(self) -> None:
+        self.goes_on, self.away = set[str](), False
+        self.called: list[str] = []
+
+    def call_ranks(self, record: RunRecord, deployment: str, ranks: int) -> bool:
+        if self.away:
+            raise ConnectionError("refused")
+        if deployment in self.goes_on:
+            return False
+        self.goes_on.add(deployment)
+        self.called.append(deployment)
+        return True
+
+
+def test_a_deployment_whose_job_has_ended_is_called_again(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_calls, "LOOK_AGAIN_S", 0.01)
+    jobs, screen = Jobs(), Told()
+    with RankCalls(jobs, record, screen):  # type: ignore[arg-type]
+        assert jobs.called == ["join-run/b", "join-run/c"]
+        jobs.goes_on.discard("join-run/c")
+        wait_until(lambda: len(screen.said) == 1, what="the call")
+        assert jobs.called == ["join-run/b", "join-run/c", "join-run/c"]
+        assert screen.said == ["join-run/c had ended, and was called again for 4 ranks"]
+    jobs.goes_on.clear()
+    wait_until(lambda: not any(one.name == "rank calls" for one in threading.enumerate()), what="its end")
+    assert len(jobs.called) == 3
+
+
+def test_jobs_that_end_soon_are_called_more_and_more_seldom(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(rank_calls.time, "monotonic", lambda: now[0])
+    jobs, screen = Jobs(), Told()
+    calls = RankCalls(jobs, record, screen)  # type: ignore[arg-type]
+    one = calls.call()[0]
+    called_at = [0.0]
+
+    def look(times: int, *, ended: bool) -> None:
+        for _ in range(times):
+            now[0] += rank_calls.LOOK_AGAIN_S
+            before = len(jobs.called)
+            if ended:
+                jobs.goes_on.clear()
+            calls.look(one)
+            called_at.extend([now[0]] * (len(jobs.called) - before))
+
+    look(200, ended=True)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(called_at)]
+    assert pauses[:7] == [30, 60, 120, 240, 480, 900, 900]
+    look(40, ended=False)  # this job lives
+    look(1, ended=True)
+    assert called_at[-1] == now[0]
+    jobs.away, said = True, len(screen.said)
+    look(100, ended=True)
+    assert screen.said[said:] == ["join-run/b can't be called: ConnectionError: refused"]
