@@ -215,7 +215,7 @@ def _context_problems(spec: RunSpec, folder: Path) -> list[str]:
         return []
     problem = (
         f"sampling: max_prompt_tokens + max_tokens = {longest}, but the model in {folder} holds {limit} "
-        "tokens (max_position_embeddings in its config.json): lower one of them"
+        "tokens (max_position_embeddings of its config): lower one of them"
     )
     return [problem]
 

@@ -20,6 +20,22 @@ def test_a_model_too_small_for_the_longest_sample_is_refused(tmp_path: Path) -> 
         check_context(make_spec(sampling={"max_tokens": 16, "max_prompt_tokens": 9}), tmp_path)
 
 
+def test_a_config_without_a_length_has_that_of_its_kind(tmp_path: Path) -> None:
+    """Which transformers and vLLM take; with `rope_type: dynamic` a longer sample would change others."""
+
+    def look(config: dict[str, object], longest: int) -> None:
+        sampling = {"max_tokens": longest - 8, "max_prompt_tokens": 8}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        check_context(make_spec(sampling=sampling, trainer={"microbatch_tokens": longest}), tmp_path)
+
+    make_model_files(tmp_path)
+    look({"model_type": "llama"}, 2048)
+    with pytest.raises(RunFileError, match=r"= 2049, but the model in .* holds 2048 tokens"):
+        look({"model_type": "llama"}, 2049)
+    for unknown in ({}, {"model_type": "of_tomorrow"}, {"model_type": 3}):
+        look(unknown, 9000)
+
+
 def test_layers_to_adapt_are_looked_for_in_the_models_files(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
 

@@ -78,10 +78,28 @@ def wrong_config(folder: Path) -> list[str]:
 
 def longest_context(folder: Path) -> int | None:
     """Return how many tokens a model holds by its config; None if that does not say. Raises BadModel."""
-    limit = config_of(folder).get("max_position_embeddings")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+    config = config_of(folder)
+    limit = config.get("max_position_embeddings")
+    if limit is None:
+        return _usual_context(config)
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise BadModel(f"{folder / 'config.json'} is damaged: max_position_embeddings is {shown(limit)}")
     return limit
+
+
+def _usual_context(config: dict[str, Any]) -> int | None:
+    """Return how many tokens such a model holds where its config.json does not say; None if that is unknown.
+
+    Trainer and engine take this number. Where rotary frequencies follow the length (`rope_type: dynamic`), a
+    longer sample would change the logprobs of those beside it.
+    """
+    try:
+        from transformers import AutoConfig  # some seconds, for the few configs without this key
+
+        limit = AutoConfig.for_model(**config).max_position_embeddings
+    except Exception:  # an unknown kind, or a damaged config: whoever loads it says so
+        return None
+    return limit if isinstance(limit, int) else None
 
 
 def _missing_kind(folder: Path) -> list[str]:
