@@ -246,7 +246,7 @@ class ServedEngine:
             "sampling_params": params, "stream": True,
         }  # fmt: skip
         if self._facts.priorities:
-            body["priority"] = -round(request.priority)
+            body["priority"] = answer.rank = -round(request.priority)
         self._streams.open(answer, body)
         return answer
 
@@ -257,12 +257,19 @@ class ServedEngine:
         return [answer.drawn() for answer in found]
 
     def _check_silence(self) -> None:
-        """Raise EngineError if tokens are awaited, and none came for a long time."""
-        if self._streams.answers and not self._rests:
-            silent_s = time.monotonic() - self._streams.moved_at
-            if silent_s > self._deadline:
-                count = len(self._streams.answers)
-                raise self._link.wrong(f"sent no token of {count} samples for {silent_s:.0f} s")
+        """Raise EngineError if tokens are awaited, and for a long time none came, or none of one sample."""
+        if self._rests or not self._streams.answers:
+            return
+        silent_s = time.monotonic() - self._streams.moved_at
+        if silent_s > self._deadline:
+            count = len(self._streams.answers)
+            raise self._link.wrong(f"sent no token of {count} samples for {silent_s:.0f} s")
+        passed = self._streams.passed_longest()
+        if passed is not None and passed[1] > self._deadline:
+            name, since_s = passed[0].name, passed[1]
+            raise self._link.wrong(
+                f"sent no token of sample {name} for {since_s:.0f} s, and drew others that came later"
+            )
 
     def unfinished(self) -> dict[str, int]:
         return {one.name: len(one.tokens) for one in self._streams.answers if not one.finish}
@@ -334,6 +341,7 @@ class ServedEngine:
         self._link.post("/resume")
         self._rests = False
         self._rested()
+        self._streams.wait_anew()
 
     def _rested(self) -> None:
         """Note that the time until now was not used to draw."""

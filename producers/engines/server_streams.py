@@ -89,6 +89,19 @@ class ServerStreams:
             one.goes_on_with(root, len(one.tokens))
         return {one.name: len(one.tokens) for one in running}
 
+    def passed_longest(self) -> tuple[StreamedAnswer, float] | None:
+        """Return the answer that later ones passed first, and the seconds since; None if there is none."""
+        passed = [(one.passed_at, one) for one in self.answers if one.passed_at is not None]
+        if not passed:
+            return None
+        at, answer = min(passed, key=lambda one: one[0])
+        return answer, time.perf_counter() - at
+
+    def wait_anew(self) -> None:
+        """Note that the server rested until now: none of the answers is late."""
+        for one in self.answers:
+            one.passed_at = None
+
     def take(self, wait_s: float = _LOOK_S) -> list[StreamedAnswer]:
         """Return the answers that are finished; wait for one for a moment. Raises what a request met."""
         self._bell.wait(wait_s)
@@ -136,6 +149,9 @@ class ServerStreams:
                 if fresh := len(answer.tokens) - before:
                     self.tokens += fresh
                     self.moved_at = time.monotonic()
+                if fresh and not before:
+                    for other in self.answers:
+                        other.may_be_passed_by(answer)
                 if done:
                     response.close()  # the server draws nothing behind a stop string
                     self._finished.put(answer)

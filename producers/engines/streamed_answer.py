@@ -24,6 +24,7 @@ _DATA = b"data:"
 _NO_LOGPROB = -9_999.0  # what vLLM says where it has none, or where it is no number
 _ROUNDED = 1e-3  # a logprob may be so much above 0
 _QUOTED = 200
+_AT_ONCE_S = 1.0  # requests that are sent within such a time may arrive in another order
 
 
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -82,6 +83,9 @@ class StreamedAnswer:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("d"))
     finish: str = ""
+    rank: int = 0  # among the requests that wait: the server takes the lowest, of equal ones the oldest
+    opened_at: float = field(default_factory=time.perf_counter)
+    passed_at: float | None = None  # when a later one was begun before this one went on
     first_at: float = 0.0
     last_at: float = 0.0
 
@@ -130,7 +134,7 @@ class StreamedAnswer:
             raise self._wrong(f"sends more than {self.most} tokens")
         if self.tokens and self.tokens[-1] in self.ends:
             raise self._wrong(f"goes on behind the end token {self.tokens[-1]}")
-        self.last_at = time.perf_counter()
+        self.last_at, self.passed_at = time.perf_counter(), None
         self.first_at = self.first_at or self.last_at
         self.logprobs.append(one.logprob)
         if self.likeliest is not None:
@@ -166,6 +170,17 @@ class StreamedAnswer:
             self.starts.pop()
         if not self.starts or self.starts[-1][0] != root:
             self.starts.append((root, tokens))
+
+    def may_be_passed_by(self, later: StreamedAnswer) -> None:
+        """Note that another answer was begun, if a server would have gone on with this one before.
+
+        A request that waits for room in the cache may be silent for as long as others draw. It can't be
+        passed, for those that wait are taken in their order.
+        """
+        heard_at = self.last_at or self.opened_at
+        behind = later.opened_at > heard_at + _AT_ONCE_S and later.rank >= self.rank
+        if behind and not self.finish and self.passed_at is None:
+            self.passed_at = time.perf_counter()
 
     def drawn(self) -> DrawnAnswer:
         """Return what there is of the answer."""

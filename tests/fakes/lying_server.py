@@ -94,6 +94,10 @@ class LyingServer:
         host, port = self._runner.addresses[0][:2]
         return f"http://{host}:{port}"
 
+    def draws(self) -> bool:
+        """Whether it has drawn a token of a request that goes on."""
+        return any(self._drawn.values())
+
     def close(self) -> None:
         """Close all connections."""
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)

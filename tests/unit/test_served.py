@@ -27,6 +27,7 @@ from producers.engines.served_engine import ServedSettings
 from producers.engines.server_checks import model_config, wrong_facts
 from producers.engines.server_facts import CONTRACT
 from producers.engines.staged_patch import StagedPatch
+from producers.engines.streamed_answer import StreamedAnswer
 from schemas.runspec import RunSpec
 from tests.factories import make_patch, make_spec, make_tiny_mixture, make_tiny_model
 from tests.fakes.lying_server import LyingServer, data, honest_facts
@@ -382,6 +383,37 @@ def test_silence_in_the_middle_ends_the_engine(server: LyingServer, model: Path)
         assert engine.step(0.0) == []
     finally:
         engine.close()
+
+
+def test_one_silent_sample_ends_the_engine_while_others_go_on(
+    server: LyingServer, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producers.engines.streamed_answer._AT_ONCE_S", 0.0)
+    engine = open_engine(server, model, start_s=1.5)
+    others, until = 0, time.monotonic() + 20
+    try:
+        server.how.hangs = asyncio.Event()
+        engine.submit(request(0))
+        wait_until(server.draws, what="a token that hangs")
+        server.how.hangs = None
+        with pytest.raises(EngineError, match="no token of sample 0000000-00 for"):
+            while time.monotonic() < until:
+                others += 1
+                engine.submit(request(others, 2))
+                assert drawn(engine, 1).keys() == {f"{others:07d}-00"}
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "opened_at", "passed"), [(-5, 20.0, True), (-9, 20.0, False), (-5, 10.5, False), (0, 20.0, True)]
+)
+def test_a_sample_may_wait_while_the_server_draws_what_is_before_it(
+    rank: int, opened_at: float, passed: bool
+) -> None:
+    waits = StreamedAnswer("a", "1", 9, 24, rank=-5, opened_at=10.0)
+    waits.may_be_passed_by(StreamedAnswer("b", "2", 9, 24, rank=rank, opened_at=opened_at))
+    assert (waits.passed_at is not None) == passed
 
 
 def test_another_start_of_the_server_is_noticed(
