@@ -246,7 +246,7 @@ class ServedEngine:
             "sampling_params": params, "stream": True,
         }  # fmt: skip
         if self._facts.priorities:
-            body["priority"] = answer.rank = -round(request.priority)
+            body["priority"] = answer.priority = -round(request.priority)
         self._streams.open(answer, body)
         return answer
 

@@ -50,7 +50,8 @@ class ServerStreams:
     @property
     def answers(self) -> list[StreamedAnswer]:
         """The answers of requests that nobody has taken or cancelled."""
-        return [answer for answer, _ in self._open.values()]
+        opened = list(self._open.values())  # at once: streams ask too, while requests are opened
+        return [answer for answer, _ in opened]
 
     def cancel(self, names: Sequence[str], *, unfinished: bool = False) -> list[StreamedAnswer]:
         """Drop requests. Return what has come of them; unknown ones are left out.
@@ -91,7 +92,7 @@ class ServerStreams:
 
     def passed_longest(self) -> tuple[StreamedAnswer, float] | None:
         """Return the answer that later ones passed first, and the seconds since; None if there is none."""
-        passed = [(one.passed_at, one) for one in self.answers if one.passed_at is not None]
+        passed = [(at, one) for one in self.answers if (at := one.passed_at) is not None]
         if not passed:
             return None
         at, answer = min(passed, key=lambda one: one[0])

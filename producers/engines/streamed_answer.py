@@ -83,7 +83,7 @@ class StreamedAnswer:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     logprobs: array[float] = field(default_factory=lambda: array("d"))
     finish: str = ""
-    rank: int = 0  # among the requests that wait: the server takes the lowest, of equal ones the oldest
+    priority: int = 0  # of those that wait, the server takes the lowest, and of equal ones the oldest
     opened_at: float = field(default_factory=time.perf_counter)
     passed_at: float | None = None  # when a later one was begun before this one went on
     first_at: float = 0.0
@@ -178,7 +178,7 @@ class StreamedAnswer:
         passed, for those that wait are taken in their order.
         """
         heard_at = self.last_at or self.opened_at
-        behind = later.opened_at > heard_at + _AT_ONCE_S and later.rank >= self.rank
+        behind = later.opened_at > heard_at + _AT_ONCE_S and later.priority >= self.priority
         if behind and not self.finish and self.passed_at is None:
             self.passed_at = time.perf_counter()
 

@@ -406,13 +406,14 @@ def test_one_silent_sample_ends_the_engine_while_others_go_on(
 
 
 @pytest.mark.parametrize(
-    ("rank", "opened_at", "passed"), [(-5, 20.0, True), (-9, 20.0, False), (-5, 10.5, False), (0, 20.0, True)]
+    ("priority", "opened_at", "passed"),
+    [(-5, 20.0, True), (-9, 20.0, False), (-5, 10.5, False), (0, 20.0, True)],
 )
 def test_a_sample_may_wait_while_the_server_draws_what_is_before_it(
-    rank: int, opened_at: float, passed: bool
+    priority: int, opened_at: float, passed: bool
 ) -> None:
-    waits = StreamedAnswer("a", "1", 9, 24, rank=-5, opened_at=10.0)
-    waits.may_be_passed_by(StreamedAnswer("b", "2", 9, 24, rank=rank, opened_at=opened_at))
+    waits = StreamedAnswer("a", "1", 9, 24, priority=-5, opened_at=10.0)
+    waits.may_be_passed_by(StreamedAnswer("b", "2", 9, 24, priority=priority, opened_at=opened_at))
     assert (waits.passed_at is not None) == passed
 
 
