@@ -26,14 +26,14 @@ _BOUNDS: dict[str, tuple[Callable[[float, float], bool], str]] = {
 
 
 @dataclass(frozen=True)
-class Values:
+class AllowedValues:
     """The values that an annotation allows: all of some plain types, and some more."""
 
     types: frozenset[str] = frozenset()
     single: tuple[VllmOption, ...] = ()
 
-    def __or__(self, other: Values) -> Values:
-        return Values(self.types | other.types, self.single + other.single)
+    def __or__(self, other: AllowedValues) -> AllowedValues:
+        return AllowedValues(self.types | other.types, self.single + other.single)
 
     def wrong(self, value: VllmOption) -> str:
         """Say that a value is none of these; empty if it is one."""
@@ -50,24 +50,24 @@ class Values:
         return f"it is {shown(value)}; vLLM takes {takes}"
 
 
-def values_of(annotation: ast.AST, code: ast.Module) -> Values | None:
+def allowed_values(annotation: ast.AST, code: ast.Module) -> AllowedValues | None:
     """Return the values that an annotation allows; None if that can't be told."""
     match annotation:
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-            return _all_of(values_of(one, code) for one in (left, right))
+            return _all_of(allowed_values(one, code) for one in (left, right))
         case ast.Constant(value=None):
-            return Values()
+            return AllowedValues()
         case ast.Name(id=name) if name in _WORDS:
-            return Values(frozenset({name}))
+            return AllowedValues(frozenset({name}))
         case ast.Name(id=name) | ast.Subscript(value=ast.Name(id=name)) if name in _CONTAINERS:
-            return Values()
+            return AllowedValues()
         case ast.Subscript(value=ast.Name(id="Literal"), slice=values):
             return _all_of(_literal_values(values, code))
         case ast.Name(id=name):
-            found, there = declared(name, code)
+            found, there = declaration_of(name, code)
             if isinstance(found, ast.ClassDef):
                 return _members(found)
-            return None if found is None else values_of(found, there)
+            return None if found is None else allowed_values(found, there)
     return None
 
 
@@ -82,7 +82,7 @@ def out_of_bounds(value: VllmOption, field: ast.AnnAssign | None) -> str:
     return f"it is {shown(value)}; vLLM takes {takes}"
 
 
-def declared(name: str, code: ast.Module) -> tuple[ast.AST | None, ast.Module]:
+def declaration_of(name: str, code: ast.Module) -> tuple[ast.AST | None, ast.Module]:
     """Return what a module assigns to a name, or its class, or that of the module it is imported from.
 
     With it comes the code of the module that has it.
@@ -98,7 +98,7 @@ def declared(name: str, code: ast.Module) -> tuple[ast.AST | None, ast.Module]:
             case ast.ImportFrom(module=str(module), names=names, level=0) if module.startswith("vllm."):
                 for one in names:
                     if name == (one.asname or one.name):
-                        return declared(one.name, _module(module))
+                        return declaration_of(one.name, _module(module))
     return None, code
 
 
@@ -135,15 +135,15 @@ def _literal(node: ast.expr) -> object:
         return None
 
 
-def _literal_values(values: ast.expr, code: ast.Module) -> Iterator[Values | None]:
+def _literal_values(values: ast.expr, code: ast.Module) -> Iterator[AllowedValues | None]:
     for one in values.elts if isinstance(values, ast.Tuple) else [values]:
         if isinstance(one, ast.Constant) and isinstance(one.value, bool | int | float | str):
-            yield Values(single=(one.value,))
+            yield AllowedValues(single=(one.value,))
         else:
-            yield values_of(one, code)
+            yield allowed_values(one, code)
 
 
-def _members(node: ast.ClassDef) -> Values | None:
+def _members(node: ast.ClassDef) -> AllowedValues | None:
     """Return what names an enumeration's members: numbers or words.
 
     None if the class is no enumeration, or its members can't be told.
@@ -159,11 +159,11 @@ def _members(node: ast.ClassDef) -> Values | None:
                 found += [name, _BY_ITSELF]
             case ast.Assign(targets=[ast.Name()]):
                 return None
-    return Values(single=tuple(found))
+    return AllowedValues(single=tuple(found))
 
 
-def _all_of(parts: Iterable[Values | None]) -> Values | None:
-    found = Values()
+def _all_of(parts: Iterable[AllowedValues | None]) -> AllowedValues | None:
+    found = AllowedValues()
     for part in parts:
         if part is None:
             return None

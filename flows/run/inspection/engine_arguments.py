@@ -9,7 +9,7 @@ import ast
 from collections.abc import Mapping
 
 from flows.run.inspection.architectures import source_of
-from flows.run.inspection.declared_values import declared, out_of_bounds, values_of
+from flows.run.inspection.declared_values import allowed_values, declaration_of, out_of_bounds
 from producers.engines.vllm_options import VllmOption, unknown_option
 
 _AT_ONCE = "max_num_batched_tokens"
@@ -30,7 +30,7 @@ def wrong_options(options: Mapping[str, VllmOption], slots: int) -> list[str]:
 
 
 def _wrong(name: str, value: VllmOption, known: Mapping[str, ast.AnnAssign], code: ast.Module) -> str:
-    values = values_of(known[name].annotation, code)
+    values = allowed_values(known[name].annotation, code)
     if values is not None and (wrong := values.wrong(value)):
         return wrong
     return out_of_bounds(value, _setting(known[name], known, code))
@@ -85,5 +85,5 @@ def _place(argument: ast.AnnAssign) -> tuple[str, str] | None:
 
 
 def _field(section: str, name: str, code: ast.Module) -> ast.AnnAssign | None:
-    found, _ = declared(section, code)
+    found, _ = declaration_of(section, code)
     return _fields(found).get(name) if isinstance(found, ast.ClassDef) else None
