@@ -66,6 +66,14 @@ def context_of(folder: Path, spec: RunSpec = SPEC, role: str = "trainer") -> Rol
     return make_context(spec, folder, role=role)
 
 
+def open_door(context: RoleContext) -> tuple[TrainerDoor, rendezvous.Rendezvous]:
+    """The door of a trainer, and what ranks find out about it."""
+    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
+    at = rendezvous.newest(context.store, context.record)
+    assert at is not None
+    return door, at
+
+
 @contextmanager
 def other_side(does: Callable[[], Any]) -> Iterator[list[Any]]:
     """Do something in a thread; yield the list that gets what it returns or raises."""
@@ -359,10 +367,7 @@ def tmp_store(folder: Path) -> Any:
 
 def test_only_ranks_of_the_run_come_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Strangers, ranks with other code, and those that are gone again are not counted."""
-    context = context_of(tmp_path)
-    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
-    at = rendezvous.newest(context.store, context.record)
-    assert at is not None
+    door, at = open_door(context_of(tmp_path))
     where, key = (at.host, at.port), bytes.fromhex(at.key)
     strange = socket.create_connection(where)
     strange.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -407,10 +412,7 @@ def test_a_door_stays_open_though_a_connection_could_not_be_taken(
     monkeypatch.setattr(doorway, "_AGAIN_S", 0.01)
     plain = socket.create_server
     monkeypatch.setattr(doorway.socket, "create_server", lambda *a, **k: Refusing(plain(*a, **k)))
-    context = context_of(tmp_path)
-    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
-    at = rendezvous.newest(context.store, context.record)
-    assert at is not None
+    door, at = open_door(context_of(tmp_path))
     with (
         socket.create_connection((at.host, at.port)) as good,
         other_side(lambda: door.members(30.0)) as found,
@@ -424,10 +426,7 @@ def test_silent_strangers_keep_no_rank_out(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(doorway, "_MOST_AT_ONCE", 3)
     for patience in ("_GREETING_S", "_PATIENCE_S"):
         monkeypatch.setattr(handshake, patience, 60.0)
-    context = context_of(tmp_path)
-    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
-    at = rendezvous.newest(context.store, context.record)
-    assert at is not None
+    door, at = open_door(context_of(tmp_path))
     address = (at.host, at.port)
     strangers = [socket.create_connection(address, timeout=timeout) for timeout in (30.0, 0.1, 0.1)]
     try:
@@ -450,10 +449,7 @@ def test_a_flood_from_one_address_pushes_out_no_slow_rank_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(doorway, "_MOST_AT_ONCE", 3)
-    context = context_of(tmp_path)
-    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
-    at = rendezvous.newest(context.store, context.record)
-    assert at is not None
+    door, at = open_door(context_of(tmp_path))
     with (
         socket.create_connection((at.host, at.port)) as slow,
         other_side(lambda: door.members(30.0)) as found,
@@ -486,10 +482,7 @@ def test_a_flood_from_one_address_pushes_out_no_slow_rank_of_another(
 def test_a_rank_that_is_turned_away_is_named_to_whoever_waits(
     tmp_path: Path, versions: str, reason: str
 ) -> None:
-    context = context_of(tmp_path)
-    door = TrainerDoor(context.store, context.record, logging.getLogger("test")).open(threading.Event())
-    at = rendezvous.newest(context.store, context.record)
-    assert at is not None
+    door, at = open_door(context_of(tmp_path))
     with socket.create_connection((at.host, at.port)) as other:
         introduce(other, bytes.fromhex(at.key), Hello(0, versions))
         assert other.makefile("rb").read()

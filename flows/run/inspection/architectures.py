@@ -15,7 +15,7 @@ def trained() -> dict[str, str]:
     """Return the classes of transformers' causal language models by model_type. Empty without a table."""
     for name, value in _tables("transformers", "models/auto/modeling_auto.py"):
         if name == "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES" and isinstance(value, ast.Call) and value.args:
-            pairs = _literal(value.args[0])
+            pairs = literal_of(value.args[0])
             return {str(key): str(one) for key, one in pairs} if isinstance(pairs, list) else {}
     return {}
 
@@ -40,7 +40,7 @@ def _engine_modules() -> dict[str, str]:
         if table in _GENERATING and isinstance(value, ast.Dict):
             for key, place in zip(value.keys, value.values, strict=True):
                 if isinstance(key, ast.Constant):
-                    told = _literal(place.elts[0]) if isinstance(place, ast.Tuple) else ""
+                    told = literal_of(place.elts[0]) if isinstance(place, ast.Tuple) else ""
                     found.setdefault(str(key.value), str(told or ""))
     return found
 
@@ -68,7 +68,8 @@ def source_of(package: str, file: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def _literal(node: ast.expr) -> object:
+def literal_of(node: ast.expr) -> object:
+    """Return the value that an expression writes out; None if it is computed."""
     try:
         return ast.literal_eval(node)
     except ValueError:

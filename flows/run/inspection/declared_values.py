@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import ge, gt, le, lt
 
-from flows.run.inspection.architectures import source_of
+from flows.run.inspection.architectures import literal_of, source_of
 from producers.engines.vllm_options import VllmOption
 from schemas.shortening import shown
 
@@ -123,16 +123,9 @@ def _bounds(field: ast.AnnAssign | None) -> dict[str, float]:
     match field and field.value:
         case ast.Call(func=ast.Name(id="Field"), keywords=keywords):
             for one in keywords:
-                if one.arg in _BOUNDS and isinstance(bound := _literal(one.value), int | float):
+                if one.arg in _BOUNDS and isinstance(bound := literal_of(one.value), int | float):
                     found[one.arg] = bound
     return found
-
-
-def _literal(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
 
 
 def _literal_values(values: ast.expr, code: ast.Module) -> Iterator[AllowedValues | None]:
