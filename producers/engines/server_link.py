@@ -26,6 +26,7 @@ _QUOTED = 400  # characters of an answer that a message repeats
 _CONNECT_S = 10.0
 _LONGEST_LINE = 256 << 10  # bytes of a line of a stream
 _SLOWEST = 1 << 20  # bytes a second that a link carries at the least
+_OF_A_PROXY = (502, 503, 504)  # a proxy's statuses for a server that does not answer it
 
 _Result = TypeVar("_Result")
 
@@ -161,7 +162,11 @@ class ServerLink:
         except aiohttp.ClientConnectorError as error:
             raise ServerAway(f"no server answers at {self.url}: {error.os_error.strerror}") from None
         except aiohttp.ClientError as error:
-            raise self.wrong(f"broke off while it answered {method} {path}: {said(error)}") from None
+            # a proxy takes connections for a server that does not listen yet, and closes them
+            kind = ServerAway if isinstance(error, aiohttp.ClientConnectionError) else EngineError
+            raise kind(
+                f"the server {self.url} broke off while it answered {method} {path}: {said(error)}"
+            ) from None
 
     async def _asked(self, method: str, path: str, data: object, headers: dict[str, str]) -> Any:
         if self.claim:
@@ -190,6 +195,8 @@ class ServerLink:
     def refusal(self, status: int, method: str, path: str, content: bytes) -> EngineError:
         """Return the error for an answer with another status than 200."""
         text = _quoted(content)
+        if status in _OF_A_PROXY:
+            return ServerAway(f"no server answers behind {self.url}: status {status}, {text}")
         if status == 401:
             return self.wrong(f"refuses the key: set {KEY_VARIABLE} to its VLLM_API_KEY", lasting=True)
         if status == 404 and path.startswith("/streamrl"):

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +243,7 @@ ANSWERS = {
     "no worker": ({"results": []}, "answers server_facts with"),
     "a worker that fails": ({"results": [{"result": {}}, {"error": "no"}]}, r"says \(worker 1\): no"),
     "another version": ({"results": [{"result": {"contract": 1}}]}, "another version of StreamRL"),
+    "a proxy": (lambda request: _plain("Bad Gateway", 502), "no server answers behind .* 502, Bad Gateway"),
     "a redirect": (lambda request: _plain("", 307), "with status 307"),
     "no key": (lambda request: _plain("", 401), "set STREAMRL_SERVER_KEY to its VLLM_API_KEY"),
     "no such path": (lambda request: _plain("", 404), r"--middleware streamrl\.serving\.ServerDoor"),
@@ -257,8 +258,28 @@ async def _plain(text: str, status: int = 200) -> web.StreamResponse:
 def test_a_wrong_answer_ends_the_start_with_a_reason(name: str, server: LyingServer, model: Path) -> None:
     server.how.answers["server_facts"], message = ANSWERS[name]
     with pytest.raises(EngineError, match=message) as error:
-        open_engine(server, model, start_s=1.0)
+        open_engine(server, model, start_s=1.0 if name == "silence" else 30.0)
     assert server.url in str(error.value) and len(str(error.value)) < 2_000
+
+
+def test_a_start_waits_for_a_server_behind_a_proxy(
+    server: LyingServer, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy takes connections while the server starts, and closes them or answers in its place."""
+    monkeypatch.setattr("producers.engines.on_server._LONGEST_AGAIN_S", 0.01)
+    proxy: list[Callable[[web.Request], Awaitable[web.StreamResponse]]] = [
+        lambda request: _plain("Bad Gateway", 502), _breaks_off, lambda request: _plain("", 503),
+    ]  # fmt: skip
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        found = proxy.pop()
+        if not proxy:
+            del server.how.answers["claim_server"]
+        return await found(request)
+
+    server.how.answers["claim_server"] = answer
+    open_engine(server, model).close()
+    assert not proxy
 
 
 def test_an_engine_that_ends_hardly_waits_for_a_server_that_hangs(server: LyingServer, model: Path) -> None:
