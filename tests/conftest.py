@@ -27,6 +27,7 @@ LONGEST = (
     "test_tensor_parallel",
     "test_served_engine",
     "test_prefect_deployment",
+    "test_zoo",
 )
 MARKERS = ("unit", "long", "kernels", "integration", "e2e", "chaos", "gpu")
 

@@ -163,7 +163,7 @@ def test_ranks_compute_logits_in_different_numbers_of_chunks(
         assert train(learner, spec, 2) == pytest.approx(straight["float32"].norms[:2], rel=1e-3)
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straight], stage: int) -> None:
     expected = straight["float32"]
     spec = spec_of(learner="deepspeed", zero_stage=stage, ranks=2, offload_optimizer=True)
@@ -175,7 +175,7 @@ def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straig
         expected.check_close(masters(learner), expected.fourth)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.thorough) for stage in (1, 2)), 3])
 def test_a_state_fits_another_number_of_ranks(model: str, straight: dict[str, Straight], stage: int) -> None:
     """Of three ranks, where parts are filled up; then in a process that starts anew, by itself, on torch."""
     three = spec_of(learner="deepspeed", zero_stage=stage, ranks=3)
