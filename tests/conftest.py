@@ -54,13 +54,33 @@ def pytest_configure() -> None:
         os.environ.pop(key, None)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects by the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in MARKERS:
             item.add_marker(folder)
+    take_cases_out_of_thorough(items)
     # The longest files come first: at the end one worker would be left with them.
     items.sort(key=lambda item: item.path.stem not in LONGEST)
+
+
+def take_cases_out_of_thorough(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.thorough(but=["a", "b"])`: of the test's cases, `make test` runs only those two."""
+    unknown: dict[str, set[str]] = {}
+    several: set[str] = set()
+    for item in items:
+        mark = next((one for one in item.iter_markers("thorough") if "but" in one.kwargs), None)
+        if mark is None:
+            continue
+        test, _, case = item.nodeid.partition("[")
+        several |= {test} & unknown.keys()
+        unknown.setdefault(test, set(mark.kwargs["but"])).discard(case.removesuffix("]"))
+        if case.removesuffix("]") in mark.kwargs["but"]:
+            item.own_markers = [one for one in item.own_markers if one.name != "thorough"]
+    for test in several:  # one case alone may have been asked for
+        if unknown[test]:
+            raise pytest.UsageError(f"{test} has no case {', '.join(sorted(unknown[test]))}")
 
 
 def pytest_collection_finish() -> None:

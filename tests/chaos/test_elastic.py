@@ -58,6 +58,7 @@ def reached(run: Run, version: int) -> bool:
     return any(said.version >= version for said in map(news.of, records) if isinstance(said, SiteReport))
 
 
+@pytest.mark.thorough
 def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     spec = make_spec(  # of longer samples: there must be time to move
         sampling={"max_tokens": 200},
@@ -78,6 +79,7 @@ def test_running_samples_move_all_the_time(tmp_path: Path, kafka: str, tiny_mode
         assert not run.dead_letters()
 
 
+@pytest.mark.thorough
 def test_numbers_speeds_and_sites_of_generators_change_no_bit(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:

@@ -46,6 +46,7 @@ def check(run: Run, undisturbed: list[str]) -> None:
 
 
 @pytest.mark.parametrize("victim", ["trainer", "generator", "feeder"])
+@pytest.mark.thorough(but=["trainer", "feeder"])
 def test_a_killed_process_changes_nothing(
     tmp_path: Path, kafka: str, tiny_model: Path, undisturbed: list[str], victim: str
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_killed_process_changes_nothing(
                 assert opened.again.step(step).equal
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_from_its_archive_when_the_log_has_lost_its_beginning(
     tmp_path: Path, kafka: str, tiny_model: Path, undisturbed: list[str], prefect_stack: local.Stack
 ) -> None:
@@ -99,6 +101,7 @@ def _archived_by_the_flow(run: Run, prefect_stack: local.Stack) -> list[dict[str
     return rows
 
 
+@pytest.mark.thorough
 def test_unfit_samples_are_made_again(
     tmp_path: Path, kafka: str, tiny_model: Path, undisturbed: list[str]
 ) -> None:
@@ -118,6 +121,7 @@ def test_unfit_samples_are_made_again(
         assert [step.root_out for step in run.steps()] == undisturbed
 
 
+@pytest.mark.thorough
 def test_an_async_trainer_takes_its_steps_again_to_the_same_bits(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:
@@ -173,6 +177,7 @@ def test_in_order_of_arrival_each_group_is_trained_once_and_in_time(
                 assert opened.again.step(step).equal
 
 
+@pytest.mark.thorough
 def test_a_killed_broker_loses_nothing(
     tmp_path: Path, new_home: Callable[[str], StackPaths], tiny_model: Path, undisturbed: list[str]
 ) -> None:

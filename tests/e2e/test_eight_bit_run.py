@@ -31,6 +31,7 @@ SPEC = make_spec(
 )
 
 
+@pytest.mark.thorough
 def test_a_run_draws_by_rounded_weights_and_its_samples_come_again(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,10 +126,8 @@ def write_run_file(
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [pytest.param(one, marks=pytest.mark.thorough) if one == "deepspeed" else one for one in LAUNCHERS],
-)
+@pytest.mark.thorough(but=["torchrun"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_launchers_start_ranks(tmp_path: Path, kafka: str, tiny_model: Path, launcher: str) -> None:
     """Each starts a process for each GPU of its machine, and says to it which one it is.
 
@@ -161,7 +159,8 @@ def check_two_ranks(folder: Path, kafka: str) -> None:
         assert f"rank {rank} is number {number} on 127.0.0.1" in log
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_run_calls_the_deployments_that_hold_its_ranks(
     killed: bool, tmp_path: Path, kafka: str, tiny_model: Path, prefect_stack: Stack,
     monkeypatch: pytest.MonkeyPatch,
@@ -196,7 +195,8 @@ def test_a_run_calls_the_deployments_that_hold_its_ranks(
     check_two_ranks(tmp_path, kafka)
 
 
-@pytest.mark.parametrize("cut_off", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.thorough(but=["False"])
+@pytest.mark.parametrize("cut_off", [False, True])
 @pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
     reason="network namespaces need root and /dev/net/tun",

@@ -17,6 +17,7 @@ from tests.factories import make_spec
 from tests.harness import running
 
 
+@pytest.mark.thorough
 def test_a_fork_draws_what_its_run_drew_and_ends_with_its_bits(
     tmp_path: Path, kafka: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from transformers import AutoModelForCausalLM
 
 from flows.checkpoints.export_run import export_run
@@ -21,6 +22,7 @@ SPEC = make_spec(
 )
 
 
+@pytest.mark.thorough
 def test_an_adapter_learns_and_only_it_travels(tmp_path: Path, kafka: str, tiny_model: Path) -> None:
     with running(tmp_path, kafka, SPEC, tiny_model) as run:
         run.wait_for_end()

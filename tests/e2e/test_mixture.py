@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from click.testing import Result
 from transformers import AutoModelForCausalLM
@@ -34,6 +35,7 @@ def done(words: list[str]) -> Result:
     return result
 
 
+@pytest.mark.thorough
 def test_a_mixture_learns_by_the_routes_of_its_samples(tmp_path: Path, kafka: str) -> None:
     model = make_tiny_mixture(tmp_path / "mixture", "mixtral")
     with running(tmp_path, kafka, SPEC, model) as run:

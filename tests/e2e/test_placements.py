@@ -75,7 +75,8 @@ def test_a_seed_gives_the_same_bits_in_every_placement(tmp_path: Path, kafka: st
         assert max(sample.finished_at for sample in drawn) <= began
 
 
-@pytest.mark.parametrize("order", ["window", pytest.param("arrival", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("order", ["window", "arrival"])
 def test_several_generators_and_ranks_take_turns_in_async_mode(
     order: str, tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.factories import make_spec
 from tests.harness import Run, running, trained_ids
@@ -24,6 +25,7 @@ def ranks(run: Run) -> list[int]:
     return [one.pid for one in generator.children(recursive=True) if "rank_process" in str(one.cmdline())]
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_ends_its_generator_and_the_run_goes_on(
     tmp_path: Path, kafka: str, tiny_model: Path
 ) -> None:

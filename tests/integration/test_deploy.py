@@ -152,6 +152,7 @@ def test_a_folder_that_would_hide_our_code_is_refused(site: Site, tmp_path: Path
     assert done.returncode == 2 and "has a folder flows, which would hide" in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_paused_run_of_a_worker_ends_with_the_same_bits(
     site: Site, worker: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

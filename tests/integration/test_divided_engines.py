@@ -123,6 +123,7 @@ def drawn_after_a_delta(divided: Divided) -> tuple[Model, list[tuple[SampleReque
     return new, [(one, answers[one.id]) for one in some]
 
 
+@pytest.mark.thorough(but=["all at once"])
 def test_all_ranks_hold_what_is_published_and_draw_by_it(divided: Divided) -> None:
     new, drawn = drawn_after_a_delta(divided)
     for one, answer in drawn:
@@ -155,6 +156,7 @@ def test_bits_and_routes_depend_neither_on_neighbours_nor_on_a_move(divided: Div
         np.testing.assert_array_equal(went_on.routes, whole[one.id].routes)
 
 
+@pytest.mark.thorough(but=["stretches of a mixture"])
 def test_stretches_of_layers_have_the_bits_of_one_rank(divided: Divided) -> None:
     if divided.case.layout.tensor > 1:
         pytest.skip("sums of several ranks round otherwise")
@@ -188,8 +190,9 @@ def test_it_rests_and_goes_on_and_has_the_same_room_on_all_ranks(divided: Divide
 
 @pytest.mark.parametrize(
     "kinds",
-    ["full sliding sliding", pytest.param("full full sliding sliding", marks=pytest.mark.thorough)],
+    ["full sliding sliding", "full full sliding sliding"],
 )
+@pytest.mark.thorough(but=["full sliding sliding"])
 def test_ranks_that_would_preempt_other_samples_than_each_other_are_refused(
     tmp_path: Path, kinds: str
 ) -> None:

@@ -98,6 +98,7 @@ def far_ranks() -> list[int]:
     return [one.pid for one in psutil.Process().children() if "rank_process" in str(words_of(one))]
 
 
+@pytest.mark.thorough
 def test_it_has_the_bits_of_an_engine_whose_ranks_are_on_one_machine(
     folder: Path, engine: RemoteEngine
 ) -> None:

@@ -183,6 +183,7 @@ def test_stopped_by_ctrl_c(place: Place) -> None:
     assert "stopped; every process of the run has ended" in place.said()
 
 
+@pytest.mark.thorough
 def test_failed_and_retried_by_itself(place: Place) -> None:
     changes = ("--set", "placement.restarts=0", "--set", "algorithm.iterations=6")
     with place.terminal(*changes, FAKE_TRAINER_DIES="3", PREFECT_FLOWS_DEFAULT_RETRIES="1") as process:

@@ -166,6 +166,7 @@ def test_a_run_by_deployment(finished: Deployed) -> None:
     assert deployed.roles() == set()
 
 
+@pytest.mark.thorough
 def test_a_ranker_is_trained_by_deployment_from_what_a_run_recorded(finished: Deployed) -> None:
     deployed = finished
     store = f"file://{deployed.runfile.parent}/store"
@@ -178,6 +179,7 @@ def test_a_ranker_is_trained_by_deployment_from_what_a_run_recorded(finished: De
     assert json.loads(rows[0])["ranker_error"] < 1.0  # the first iteration is ranked
 
 
+@pytest.mark.thorough
 def test_weights_are_looked_after_by_deployment(finished: Deployed) -> None:
     folder = finished.runfile.parent
     url, target = f"file://{folder}/store/runs/deployed-1/weights", folder / "promoted"
@@ -189,6 +191,7 @@ def test_weights_are_looked_after_by_deployment(finished: Deployed) -> None:
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= set(os.listdir(target))
 
 
+@pytest.mark.thorough
 def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> None:
     for pool in ("near", "far"):
         deployed.post("work_pools/", {"name": pool, "type": "process"})
@@ -205,6 +208,7 @@ def test_a_far_site_takes_part_by_a_work_pool_of_its_own(deployed: Deployed) -> 
     assert (cache / "runs" / run / "weights").is_dir()
 
 
+@pytest.mark.thorough
 def test_the_flow_rebalance_calls_a_deployment_for_a_second_generator(deployed: Deployed, kafka: str) -> None:
     """Of a run in async mode; the one that was called makes samples, and both flows end when the run does."""
     store = open_store(f"file://{deployed.runfile.parent}/store")

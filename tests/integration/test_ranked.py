@@ -95,6 +95,7 @@ def test_two_ranks_compute_the_bits_of_one(
     assert digests_of(pair.weights()) != weights
 
 
+@pytest.mark.thorough(but=["fsdp"])
 def test_a_loss_that_is_no_number_names_its_samples(pair: Learner) -> None:
     """On whichever rank it is met; here it is the other one, which ends with it."""
     (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
@@ -106,6 +107,7 @@ def test_a_loss_that_is_no_number_names_its_samples(pair: Learner) -> None:
     assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
 
 
+@pytest.mark.thorough(but=["fsdp"])
 def test_a_gradient_that_sums_can_not_hold_names_its_samples(pair: Learner) -> None:
     """The rank that computed it looks at it, whichever rank adds it up."""
     (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
@@ -117,6 +119,7 @@ def test_a_gradient_that_sums_can_not_hold_names_its_samples(pair: Learner) -> N
     assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
 
 
+@pytest.mark.thorough(but=["fsdp"])
 def test_a_step_that_is_no_number_is_said_by_the_trainer(pair: RankedLearner) -> None:
     """All ranks meet it; the others end with it, and must not take the trainer along before it has spoken."""
     (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
@@ -239,6 +242,7 @@ def test_fsdp_adds_exactly_unless_it_is_told_otherwise() -> None:
         make_spec(model={"lora": {}}, trainer={"learner": "deepspeed"})
 
 
+@pytest.mark.thorough(but=["fsdp"])
 def test_a_state_that_can_not_be_read_is_restored_over(pair: Learner) -> None:
     """The others are told, and wait for the next one: an older checkpoint stands in."""
     start = pair.state()

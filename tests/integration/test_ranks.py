@@ -110,6 +110,7 @@ def straight(model: str) -> dict[str, Straight]:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.thorough(but=["0-2", "3-2"])
 def test_zero_computes_what_torch_does(
     model: str, straight: dict[str, Straight], stage: int, ranks: int
 ) -> None:
@@ -138,6 +139,7 @@ def test_zero_computes_what_torch_does(
 
 
 @pytest.mark.parametrize(("stage", "ranks"), [(1, 2), (3, 2)])
+@pytest.mark.thorough
 def test_bf16_computes_what_torch_does(
     model: str, straight: dict[str, Straight], stage: int, ranks: int
 ) -> None:
@@ -154,6 +156,7 @@ def test_bf16_computes_what_torch_does(
             assert torch.equal(published[name.removeprefix("weights.")], tensor.bfloat16()), name
 
 
+@pytest.mark.thorough
 def test_ranks_compute_logits_in_different_numbers_of_chunks(
     model: str, straight: dict[str, Straight]
 ) -> None:
@@ -163,7 +166,8 @@ def test_ranks_compute_logits_in_different_numbers_of_chunks(
         assert train(learner, spec, 2) == pytest.approx(straight["float32"].norms[:2], rel=1e-3)
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.thorough
 def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straight], stage: int) -> None:
     expected = straight["float32"]
     spec = spec_of(learner="deepspeed", zero_stage=stage, ranks=2, offload_optimizer=True)
@@ -175,7 +179,8 @@ def test_zero_with_moments_in_main_memory(model: str, straight: dict[str, Straig
         expected.check_close(masters(learner), expected.fourth)
 
 
-@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.thorough) for stage in (1, 2)), 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.thorough(but=["3"])
 def test_a_state_fits_another_number_of_ranks(model: str, straight: dict[str, Straight], stage: int) -> None:
     """Of three ranks, where parts are filled up; then in a process that starts anew, by itself, on torch."""
     three = spec_of(learner="deepspeed", zero_stage=stage, ranks=3)
@@ -190,6 +195,7 @@ def test_a_state_fits_another_number_of_ranks(model: str, straight: dict[str, St
     assert digests_of(masters(plain)) == digests_of(straight["float32"].fourth)
 
 
+@pytest.mark.thorough
 def test_torch_computes_the_same_bits_on_three_ranks(model: str, straight: dict[str, Straight]) -> None:
     spec = spec_of(ranks=3)
     with learning(model, spec) as learner:
@@ -197,6 +203,7 @@ def test_torch_computes_the_same_bits_on_three_ranks(model: str, straight: dict[
         assert digests_of(masters(learner)) == digests_of(straight["float32"].third)
 
 
+@pytest.mark.thorough
 def test_a_critic_and_earlier_weights_beside_deepspeed(model: str, straight: object) -> None:
     """ZeRO-3 has to gather what the loss asks of the step's own weights, on all ranks at once."""
     iteration = ALGORITHM | {"optimizer_steps": 3}  # so that its first weights are not those of each step
@@ -249,13 +256,14 @@ def test_the_end_of_a_rank_is_told_at_once(model: str, straight: object) -> None
 @pytest.mark.parametrize(
     ("trainer", "exact", "silent"),
     [
-        pytest.param({}, True, set(), marks=pytest.mark.thorough),
-        pytest.param({"exact_sums": False}, False, set(), marks=pytest.mark.thorough),
+        ({}, True, set()),
+        ({"exact_sums": False}, False, set()),
         ({"learner": "deepspeed", "zero_stage": 2}, False, {Stage.GRADIENT, Stage.OPTIMIZER}),
         ({"learner": "fsdp"}, True, set()),
     ],
     ids=["torch", "float sums", "deepspeed", "fsdp"],
 )
+@pytest.mark.thorough
 def test_their_steps_are_taken_again(
     tmp_path: Path, model: str, trainer: dict[str, Any], exact: bool, silent: set[Stage]
 ) -> None:
@@ -287,7 +295,8 @@ def rank_processes(trainer: psutil.Process) -> list[psutil.Process]:
     return [child for child in trainer.children() if "consumers.ranks.rank" in words_of(child)]
 
 
-@pytest.mark.parametrize("learner", [pytest.param("deepspeed", marks=pytest.mark.thorough), "fsdp"])
+@pytest.mark.parametrize("learner", ["deepspeed", "fsdp"])
+@pytest.mark.thorough
 def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model: str, learner: str) -> None:
     """The trainer says which rank it was and ends; started again it takes the same steps to the same bits."""
     spec = make_spec(
@@ -323,6 +332,7 @@ def test_a_run_goes_on_after_a_rank_was_killed(tmp_path: Path, kafka: str, model
         ("mixtral", {"learner": "fsdp", "ranks": 3}),
     ],
 )
+@pytest.mark.thorough(but=["mixtral-trainer2"])
 def test_ranks_follow_routes_as_torch_does(kind: str, trainer: dict[str, Any], tmp_path: Path) -> None:
     mixture = str(make_tiny_mixture(tmp_path / "mixture", kind))
     shape, draw = route_shape(mixture), np.random.default_rng(0)

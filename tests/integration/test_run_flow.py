@@ -99,6 +99,7 @@ def test_a_run_and_its_report(folder: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_is_killed_is_started_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_TRAINER_DIES", "2")
     train_plainly(str(folder / "run.yaml"))
@@ -174,6 +175,7 @@ def test_resuming_with_other_settings_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.thorough(but=["2"])
 def test_a_run_that_is_stopped_leaves_nothing_and_is_resumed(
     number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +220,7 @@ sys.exit(run_role("ROLE", body))
 
 
 @pytest.mark.parametrize("role", ["feeder", "generator"])
+@pytest.mark.thorough(but=["generator"])
 def test_an_error_that_comes_again_ends_the_command_at_once_in_one_paragraph(
     role: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def test_nothing_is_started_if_something_is_wrong(folder: Path) -> None:
     assert not (folder / "runs").exists() and not (folder / "store").exists()
 
 
+@pytest.mark.thorough
 def test_failing_rewards_are_said_once_each_and_in_the_summary(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_server_of_two_ranks_has_slices_of_the_weights(
         np.testing.assert_allclose(one.logprobs, found[name].logprobs, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_answers_depend_on_their_seeds_alone_and_have_the_learners_logprobs(
     engine: ServedEngine, model: Path, server: VllmServer
 ) -> None:
@@ -218,6 +219,7 @@ def test_answers_depend_on_their_seeds_alone_and_have_the_learners_logprobs(
 
 
 @pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.thorough(but=["False"])
 def test_a_delta_is_installed_while_samples_run(
     engine: ServedEngine, model: Path, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +457,7 @@ def test_a_whole_run(server: VllmServer, model: Path, tmp_path: Path, kafka: str
     assert len(steps) == 3 and {1, 2} & {int(sample.versions[-1]) for sample in samples}
 
 
+@pytest.mark.thorough
 def test_a_server_that_was_killed_is_noticed_and_used_again(
     server: VllmServer, model: Path, tmp_path: Path
 ) -> None:

@@ -43,7 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"model": {"dtype": "bfloat16"}},
     "recomputed": {"trainer": {"gradient_checkpointing": True}},
 }
-THOROUGH = ("earlier", "balanced", "recomputed")
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +107,8 @@ def check_shares(learner: Learner, spec: RunSpec) -> None:
             assert parameter._local_tensor.shape[0] == -(-parameter.shape[0] // ranks)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=pytest.mark.thorough) if case in THOROUGH else case for case in CASES],
-)
+@pytest.mark.thorough(but=["clipped", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_on_any_number_of_ranks(model: str, case: str) -> None:
     """More micro-batches than ranks, dealt out unequally, so that some ranks fill up."""
     plain = spec_in("clipped", 1)
@@ -123,6 +120,7 @@ def test_the_same_bits_on_any_number_of_ranks(model: str, case: str) -> None:
         assert bits_after(model, spec_in(case, ranks)) == expected
 
 
+@pytest.mark.thorough
 def test_moments_in_main_memory_change_no_bit(model: str) -> None:
     plain = spec_in("clipped", 2)
     offloaded = plain.model_copy(
@@ -144,6 +142,7 @@ def test_moments_in_main_memory_change_no_bit(model: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.thorough(but=["1"])
 def test_it_computes_what_torch_does(model: str, ranks: int) -> None:
     """To the bit, up to the norm by which a gradient is cut off; and each takes the other's checkpoints."""
     plain, ours = (spec_of(), spec_of(learner="fsdp", ranks=ranks))
@@ -171,6 +170,7 @@ def test_it_computes_what_torch_does(model: str, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("loss", [{"kind": "ppo", "kl": 0.05}, {"kind": "tb"}], ids=lambda loss: loss["kind"])
+@pytest.mark.thorough(but=["ppo"])
 def test_an_adapter_has_the_bits_of_torch(model: str, loss: dict[str, Any]) -> None:
     """Beside a base that is shared out; with a critic, a reference and the iteration's first weights."""
     said = {"algorithm": ALGORITHM, "loss": loss, "model": {"lora": {"rank": 4}}}
@@ -190,6 +190,7 @@ def test_an_adapter_has_the_bits_of_torch(model: str, loss: dict[str, Any]) -> N
                 assert one.local.shape[0] == min(one.most, one.shape[0] - one.first)
 
 
+@pytest.mark.thorough
 def test_an_adapter_of_a_bf16_run_is_close_to_that_of_torch(model: str) -> None:
     said = {"algorithm": ALGORITHM, "model": {"lora": {"rank": 4}, "dtype": "bfloat16"}}
     plain = make_spec(**said, trainer={"least_microbatches": 3})
@@ -211,6 +212,7 @@ def test_bf16_computes_what_torch_does(model: str) -> None:
         assert {one.dtype for one in learner.weights().values()} == {torch.bfloat16}
 
 
+@pytest.mark.thorough
 def test_float_sums_are_close(model: str) -> None:
     ours = spec_of(learner="fsdp", ranks=3, exact_sums=False)
     straight = Straight(model, spec_of())

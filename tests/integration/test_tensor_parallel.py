@@ -184,6 +184,7 @@ def test_new_weights_reach_running_samples_on_all_ranks_between_the_same_steps(
     give(engine, model, old, root="old")
 
 
+@pytest.mark.thorough
 def test_four_ranks_have_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     """vLLM's own sum on CPUs would have other bits on each of them."""
     model = make_tiny_model(tmp_path / "model", width=128, heads=4)
@@ -238,6 +239,7 @@ def handed_over_midway(engine: RemoteEngine, requests: Sequence[SampleRequest]) 
     return parts
 
 
+@pytest.mark.thorough
 def test_drafts_change_no_bit_though_ranks_have_clocks_of_their_own(
     model: Path, engine: RemoteEngine
 ) -> None:

@@ -415,6 +415,7 @@ print("sizes", *(size for size in range(4, 641, 4) if known(size)))
 """
 
 
+@pytest.mark.thorough
 def test_the_sizes_of_heads_that_a_start_allows_are_those_of_the_kernels() -> None:
     done = subprocess.run([sys.executable, "-c", HEADS], capture_output=True, text=True, check=True)
     line = done.stdout.splitlines()[-1].split()

@@ -174,6 +174,7 @@ def test_a_token_keeps_the_route_by_which_the_next_one_was_drawn(engine: VllmEng
 
 @pytest.mark.parametrize("kind", TINY_MIXTURES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.thorough(but=["float32-mixtral", "bfloat16-qwen3_moe"])
 def test_a_delta_makes_the_engine_that_a_fresh_start_makes(kind: str, dtype: str, tmp_path: Path) -> None:
     """So nothing that is computed with is a copy of what was loaded."""
     model, kept = make_tiny_mixture(tmp_path / "model", kind), getattr(torch, dtype)
@@ -194,6 +195,7 @@ def test_a_delta_makes_the_engine_that_a_fresh_start_makes(kind: str, dtype: str
     assert not any(equal(patched[name], before[name]) for name in fresh)
 
 
+@pytest.mark.thorough
 def test_guesses_change_no_route(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_tiny_mixture(tmp_path / "model", "qwen3_moe")
     engines, found = list[VllmEngine](), list[dict[str, DrawnAnswer]]()

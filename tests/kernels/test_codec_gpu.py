@@ -167,5 +167,6 @@ def test_old_weights_are_brought_over_as_new_ones_lie_there(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("compares", [hashes, same_chunks, without_room, finite, digests])
+@pytest.mark.thorough(but=["hashes", "without_room", "finite", "digests"])
 def test_kernels_make_what_the_processor_makes(compares: Callable[[], None]) -> None:
     interpreted(compares)

@@ -12,6 +12,18 @@ from tests.zoo.healthy import healthy_runs
 from tests.zoo.trying import missed, tried
 
 SEED = 3
+A_FAULT_OF_EACH_STAGE = [
+    "another tokenizer",
+    "an older version served",
+    "a forced end left unmasked",
+    "a reward that returns NaN",
+    "advantages over the wrong batch",
+    "a group split over two steps",
+    "the clip on the wrong side",
+    "a micro-batch counted twice",
+    "the learning rate a hundredfold",
+    "a master in bf16",
+]
 HEALTHY = ("grpo with a reference", "async, in order of arrival", "ppo", "lora")
 
 
@@ -20,6 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_tiny_model(tmp_path_factory.mktemp("model"), layers=2, width=32))
 
 
+@pytest.mark.thorough(but=A_FAULT_OF_EACH_STAGE)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_explained(tmp_path: Path, model: str, fault: Fault) -> None:
     found = tried(tmp_path, model, fault, seed=SEED)
@@ -28,6 +41,7 @@ def test_a_planted_fault_is_explained(tmp_path: Path, model: str, fault: Fault) 
     assert not found.found.unseen
 
 
+@pytest.mark.thorough(but=["grpo with a reference", "async, in order of arrival"])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_raises_no_alarm(tmp_path: Path, model: str, name: str) -> None:
     found = tried(tmp_path, model, None, healthy_runs(SEED)[name]).found
