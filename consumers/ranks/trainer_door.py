@@ -86,4 +86,4 @@ class TrainerDoor:
             self._room.turned_away(reason)
             raise NotLetIn(reason)
         if here := self._room.enter(FarMember(connection, address, hello, self._died)):
-            self._log.info("%d of %d ranks of other machines are here", here, self.wanted)
+            self._log.info("%d ranks of other machines are here, %d are needed", here, self.wanted)

@@ -126,7 +126,7 @@ def write_run_file(
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
 
 
-@pytest.mark.thorough(but=["torchrun"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_launchers_start_ranks(tmp_path: Path, kafka: str, tiny_model: Path, launcher: str) -> None:
     """Each starts a process for each GPU of its machine, and says to it which one it is.

@@ -67,6 +67,7 @@ def streamrl(own: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_everything_of_a_user_s_own_in_one_run(own: Path, tiny_model: Path) -> None:
     streamrl(own, "-m", "streamrl", "run", "run.yaml")
     report, store = own / "runs" / "own-1", f"sqlite://{own}/runs.db"

@@ -192,7 +192,7 @@ def test_it_rests_and_goes_on_and_has_the_same_room_on_all_ranks(divided: Divide
     "kinds",
     ["full sliding sliding", "full full sliding sliding"],
 )
-@pytest.mark.thorough(but=["full sliding sliding"])
+@pytest.mark.thorough
 def test_ranks_that_would_preempt_other_samples_than_each_other_are_refused(
     tmp_path: Path, kinds: str
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_change_of_some_weights_leaves_what_a_whole_version_would(
     engine.give(old)
 
 
+@pytest.mark.thorough
 def test_ranks_hold_slices_of_rounded_weights(model: Path) -> None:
     engine = Verified(model, "int8", ranks=2)
     try:

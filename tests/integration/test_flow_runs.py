@@ -164,6 +164,7 @@ def test_paused_in_a_terminal_and_cancelled(place: Place) -> None:
     assert f"--resume {place.name}-1" in place.said()
 
 
+@pytest.mark.thorough
 def test_killed(place: Place, impatient: None) -> None:
     with place.terminal() as process:
         place.trained(1)

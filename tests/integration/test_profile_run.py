@@ -68,6 +68,7 @@ def test_a_run_file_is_profiled(model: Path, tmp_path: Path) -> None:
     assert measured_learner(found).token_s > 0
 
 
+@pytest.mark.thorough
 def test_an_engine_that_can_not_start_says_why_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
     spec = spec_of(tmp_path, generator={"slots": 8, "kv_cache_mib": 1, "engine": "vllm"})
     (tmp_path / "broken").mkdir()

@@ -107,6 +107,7 @@ def test_a_trainer_that_is_killed_is_started_again(folder: Path, monkeypatch: py
     assert working(folder) == []
 
 
+@pytest.mark.thorough
 def test_a_killed_guard_is_started_again_and_the_run_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,7 @@ def check_shares(learner: Learner, spec: RunSpec) -> None:
             assert parameter._local_tensor.shape[0] == -(-parameter.shape[0] // ranks)
 
 
-@pytest.mark.thorough(but=["clipped", "bfloat16"])
+@pytest.mark.thorough(but=["clipped"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_on_any_number_of_ranks(model: str, case: str) -> None:
     """More micro-batches than ranks, dealt out unequally, so that some ranks fill up."""

@@ -291,6 +291,7 @@ def end_with_rank_0(engine: RemoteEngine) -> None:
     assert not list(Path("/dev/shm").glob(f"streamrl-{engine.pid}-*"))
 
 
+@pytest.mark.thorough
 def test_ranks_end_with_rank_0(model: Path) -> None:
     engine = started(model)
     end_with_rank_0(engine)

@@ -92,6 +92,7 @@ def made(folder: Path, kind: str, **config: Any) -> Path:
     return make_tiny_kind(folder, kind, head_dim=32, intermediate_size=64, **config)
 
 
+@pytest.mark.thorough
 def test_a_model_with_long_and_short_frequencies(tmp_path: Path) -> None:
     """A short sample's are not those that transformers would take, if it were alone."""
     folder = made(tmp_path / "phi3", "phi3", rope_parameters=LONG_ROPE)

@@ -137,6 +137,7 @@ def test_where_onednn_has_no_bf16_torch_computes_the_engines_layers() -> None:
 
 
 @pytest.mark.parametrize("forced", [{}, *INSTRUCTIONS[:3]], ids=str)
+@pytest.mark.thorough(but=["{}"])
 def test_whole_numbers_of_eight_bits_are_added_exactly(forced: dict[str, str]) -> None:
     pytest.importorskip("vllm")
     _products("int8", forced)
