@@ -77,6 +77,9 @@ class FarMember(OtherRank):
             self._next.append(None)  # it stays gone
         return found
 
+    def has_said(self) -> bool:
+        return any(self._next) or self._replies.qsize() > 1  # the last one is the end
+
     def _used_s(self) -> float:
         return self._used
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections import deque
 
@@ -71,6 +73,11 @@ class LocalMember(OtherRank):
         assert self.process.stdout is not None
         frame = read_frame(self.process.stdout)  # type: ignore[arg-type]
         return None if frame is None else msgspec.msgpack.decode(frame, type=Reply)
+
+    def has_said(self) -> bool:
+        assert self.process.stdout is not None
+        unread = fcntl.ioctl(self.process.stdout, termios.FIONREAD, bytes(4))
+        return any(unread)
 
     def _used_s(self) -> float:
         return children.used_s(self.process)

@@ -67,6 +67,10 @@ class OtherRank(ABC):
         """Return the next reply; None if the rank is gone."""
 
     @abstractmethod
+    def has_said(self) -> bool:
+        """Return whether the rank said something before it ended that was not read yet."""
+
+    @abstractmethod
     def _used_s(self) -> float:
         """Return the processor seconds that the rank has used, as far as is known."""
 

@@ -2,12 +2,14 @@
 
 A rank that ends unasked ends the trainer. If the trainer talks to that rank, it meets a closed pipe or
 connection, and raises an error that says which rank it was and how it ended. If it waits for something else,
-or hangs in a GPU collective, the watching thread ends it.
+or hangs in a GPU collective, the watching thread ends it: not while ranks compute without each other, and the
+one that ended said why. Rank 0 reads that when it has computed its own share, however long this takes.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -42,6 +44,7 @@ class RankProcesses:
         self._host = LOOPBACK if door is None else door.host
         self._place = meeting_place(self._ranks, self._host)
         self._died, self._known = threading.Event(), threading.Event()
+        self._apart_until = 0.0  # when ranks last computed without each other
         self._members: list[OtherRank] = []
         self._setup = lambda number, local: Setup(
             run, model, spec.model_dump_json(), number, self._ranks, local, self._host, self._place.port
@@ -130,6 +133,15 @@ class RankProcesses:
             self._known.set()
             raise self._obituary() from error
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Tell that no rank waits for another in this context, and that replies are taken in it."""
+        self._apart_until = math.inf
+        try:
+            yield
+        finally:
+            self._apart_until = time.monotonic()
+
     def check(self) -> None:
         """Raise if a rank has ended. For any thread: the one that gives commands reads what the rank said."""
         if gone := [member for member in self._members if member.ended.is_set()]:
@@ -145,7 +157,11 @@ class RankProcesses:
     def _watch(self) -> None:
         """End the trainer, wherever it is, when a rank has ended unasked."""
         self._died.wait()
-        if self._known.wait(_GRACE_S):
+        while not self._known.wait(_GRACE_S):
+            said = any(member.has_said() for member in self._members if member.ended.is_set())
+            if not said or time.monotonic() > self._apart_until + _GRACE_S:
+                break
+        else:
             return
         self._log.error("%s", self._obituary())
         os._exit(1)  # the main thread can be in a collective that never ends

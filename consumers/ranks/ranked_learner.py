@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -100,7 +100,7 @@ class RankedLearner:
         rounds = max(map(len, shares)) if lockstep and self._local.lockstep else 0
         found: dict[int, _Result] = {}
         try:
-            with self._crew.watched():
+            with self._crew.watched(), nullcontext() if rounds else self._crew.apart():
                 for rank, share in enumerate(shares[1:], 1):
                     self._crew.send(rank, command([batch_to_bytes(batches[n]) for n in share], rounds))
                 mine = with_fillers([batches[number] for number in shares[0]], rounds)

@@ -59,8 +59,8 @@ from schemas.importing import said
 from schemas.runspec import RunSpec
 
 PACE_S = 0.5
-# how an AssertionError of vLLM begins if others gave memory of the GPU back while it measured what is free
-_MEMORY_MOVED = "Error in memory profiling"
+# how errors of vLLM begin if others gave memory back while it measured what is free, or hold it at the moment
+_OTHERS_MEMORY = ("Error in memory profiling", "Free memory on device", "Available memory on node")
 
 _Result = TypeVar("_Result")
 _orders = msgspec.msgpack.Decoder(list[Order])
@@ -143,9 +143,9 @@ def answer(
 
 def _is_unfit(error: Exception) -> bool:
     """Whether a start of the engine failed because of its model or settings: another start would, too."""
-    if isinstance(error, AssertionError):  # so vLLM refuses some models and settings
-        return not str(error).startswith(_MEMORY_MOVED)
-    return isinstance(error, ValueError | TypeError | NotImplementedError | KeyError)
+    if str(error).startswith(_OTHERS_MEMORY):
+        return False
+    return isinstance(error, ValueError | TypeError | NotImplementedError | KeyError | AssertionError)
 
 
 class _Server:

@@ -8,7 +8,7 @@ import io
 import logging
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,8 @@ from consumers.batches.training_rows import Scores, TrainingRow
 from consumers.learners.learner import Learner, TorchLearner
 from consumers.learners.optimizing import NotFinite
 from consumers.losses.loss import loss_of
+from consumers.losses.objective import LossStats
+from consumers.ranks import rank_processes
 from consumers.ranks.choose_learner import learner_of
 from consumers.ranks.local_member import LocalMember
 from consumers.ranks.member import RankFailed, RanksApart
@@ -105,6 +107,33 @@ def test_a_loss_that_is_no_number_names_its_samples(pair: Learner) -> None:
     with pytest.raises(NotFinite, match="the loss is nan") as caught:
         pair.accumulate(batches)
     assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
+
+
+def test_a_rank_that_failed_is_read_however_long_this_one_still_computes(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watching thread would end the process, and no record would name the samples of the step."""
+    monkeypatch.setattr(rank_processes, "_GRACE_S", 0.1)
+    learner = ranked(model, SPEC)
+    assert isinstance(learner, RankedLearner)
+    try:
+        (scored,) = learner.score([rows_of(SPEC)], learner.loss.needs)
+        batches = batches_of(SPEC, scored)
+        bad = batches[deal([batch.cost for batch in batches], 2)[1][0]]
+        bad.advantage[0] = float("nan")
+        crew, here = learner._crew, learner._local.accumulate
+
+        def slowly(mine: Sequence[MicroBatch]) -> list[LossStats]:
+            assert crew._died.wait(300)
+            assert not crew._known.wait(10 * rank_processes._GRACE_S)
+            return here(mine)
+
+        monkeypatch.setattr(learner._local, "accumulate", slowly)
+        with pytest.raises(NotFinite, match="the loss is nan") as caught:
+            learner.accumulate(batches)
+        assert [row.sample.id for row in caught.value.rows] == [row.sample.id for row in bad.rows]
+    finally:
+        learner.close()
 
 
 @pytest.mark.thorough(but=["fsdp"])

@@ -247,6 +247,9 @@ def _raising(error: Exception) -> Callable[[], CountingEngine]:
         (ValueError("no such dtype"), True), (NotImplementedError(), True),
         # another process gave memory of the GPU back meanwhile: the next start measures anew
         (AssertionError("Error in memory profiling. Initial free memory 70 GiB"), False),
+        # another process holds memory at the moment, such as a trainer, or an engine that ends
+        (ValueError("Free memory on device cuda:0 (9.1/80.0 GiB) on startup is less than"), False),
+        (ValueError("Available memory on node 0 (3.1/24.0 GiB) on kv cache allocation is less than"), False),
         (RuntimeError("CUDA error"), False), (OSError("no space left"), False),
     ],
 )  # fmt: skip
