@@ -281,6 +281,7 @@ class ServedEngine:
         return [answer.drawn() for answer in self._streams.cancel(ids, unfinished=True)]
 
     def prepare(self, patch: Patch) -> None:
+        self._streams.check()
         self._link.post("/start_weight_update")
         if self._facts.machine != this_machine() or not self._lent(patch):
             self._send(patch)
@@ -361,6 +362,7 @@ class ServedEngine:
         """Wait until the state of each worker's weights is the one that is wanted."""
         until, again_s, pause = time.monotonic() + self._deadline, _AGAIN_S, threading.Event()
         while True:
+            self._streams.check()  # a server that was started anew would never be ready
             said = self._link.call_all("weights_state")
             states: list[WeightsState] = [self._read(WeightsState, one) for one in said]
             for state in states:

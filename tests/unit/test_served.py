@@ -451,6 +451,25 @@ def test_another_start_of_the_server_is_noticed(
         engine.close()
 
 
+@pytest.mark.parametrize("midway", [False, True])
+def test_another_start_of_the_server_is_noticed_also_while_nothing_is_drawn(
+    server: LyingServer, model: Path, monkeypatch: pytest.MonkeyPatch, midway: bool
+) -> None:
+    """As while the trainer steps. A server that was started anew prepares nothing."""
+    monkeypatch.setattr("producers.engines.on_server.CLAIM_AGAIN_S", 0.05)
+    engine = open_engine(server, model)
+    try:
+        nothing = {"root": None, "prepared": None, "digests": None, "error": ""}
+        server.how.answers["weights_state"] = {"results": [{"result": nothing}]}
+        server.how.start = "second"
+        if not midway:
+            wait_until(lambda: engine._streams._failed, what="the news")
+        with pytest.raises(EngineError, match="another owner meanwhile: its weights are gone"):
+            engine.prepare(make_patch({"w": torch.ones(3)}).read())
+    finally:
+        engine.close()
+
+
 def test_a_server_of_fewer_workers_than_it_says_ends_the_engine(server: LyingServer, model: Path) -> None:
     server.facts = honest_facts(model_config(str(model)), workers=2, ranks=2)
     with pytest.raises(EngineError, match="has 1 workers, and 2 ranks are expected"):
