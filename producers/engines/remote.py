@@ -6,8 +6,10 @@ one process they would share an interpreter, and each step of the engine would w
 
 from __future__ import annotations
 
-import contextlib
+import os
 import queue
+import socket
+import struct
 import sys
 import threading
 import time
@@ -51,6 +53,11 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Report]).decode
 
 
+def _seconds(deadline_s: float) -> bytes:
+    """Return seconds as a socket's options have them."""
+    return struct.pack("ll", int(deadline_s), int(deadline_s % 1 * 1e6))
+
+
 class RemoteEngine:
     """An engine in a process of its own. `bell` is rung whenever a report comes."""
 
@@ -74,6 +81,8 @@ class RemoteEngine:
     def open(self) -> RemoteEngine:
         """Start the engine process. Return itself."""
         self._link, theirs = Pipe()
+        with socket.socket(fileno=os.dup(self._link.fileno())) as ours:  # an engine may stand still
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _seconds(self._deadline))
         with argument_file(msgspec.json.encode(self._options)) as said:
             self._process = start_child(
                 [
@@ -176,8 +185,12 @@ class RemoteEngine:
 
     def _flush(self) -> None:
         if self._orders:
-            with contextlib.suppress(OSError):  # it has ended: its last report says why
+            try:
                 self._link.send_bytes(_encode(self._orders))
+            except BlockingIOError:
+                raise self._late("to take orders") from None
+            except OSError:
+                pass  # it has ended: its last report says why
             self._orders.clear()
 
     def _await(self, kind: type[Report], what: str, deadline_s: float | None = None) -> Report:

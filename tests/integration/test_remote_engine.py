@@ -59,6 +59,18 @@ def engine(model: Path, temporary: Path) -> Iterator[RemoteEngine]:
     made.close()
 
 
+def test_an_engine_that_stands_still_and_reads_no_orders_is_late(model: Path) -> None:
+    engine = RemoteEngine(options(model), threading.Event(), deadline_s=1).open()
+    try:
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(EngineError, match="took more than 1 s to take orders"):
+            for number in range(100):
+                engine.submit(SampleRequest(f"{number:07d}-01", list(range(60_000)), 190, 0, 1.0))
+                engine.step(0.0)
+    finally:
+        engine.close()
+
+
 def weights(model: Path, factor: float = 1.0) -> dict[str, torch.Tensor]:
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return {name: factor * tensor.detach() for name, tensor in net.named_parameters()}
