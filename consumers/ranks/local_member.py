@@ -22,6 +22,9 @@ from infra.ranks.frames import frame_of, read_frame
 from infra.supervise import children
 
 _TAIL = 15  # lines of a rank's log in an error
+_LAST_LINES_S = (
+    2.0  # for the last lines of a rank that has ended: a process of its own may hold its stderr open
+)
 
 
 class LocalMember(OtherRank):
@@ -38,7 +41,10 @@ class LocalMember(OtherRank):
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=child_environment(),
         )  # fmt: skip
-        threading.Thread(target=self._follow, daemon=True, name=f"rank-{self.number}").start()
+        name = f"rank-{self.number}"
+        reader = threading.Thread(target=self._follow, daemon=True, name=f"{name}-log")
+        reader.start()
+        threading.Thread(target=self._await_end, args=[reader], daemon=True, name=name).start()
         return self
 
     @property
@@ -51,7 +57,10 @@ class LocalMember(OtherRank):
             text = line.decode(errors="replace")
             self._tail.append(text)
             sys.stderr.write(text)
+
+    def _await_end(self, reader: threading.Thread) -> None:
         self.process.wait()
+        reader.join(_LAST_LINES_S)
         self._has_ended()
 
     def send(self, data: msgspec.Struct, deadline_s: float) -> None:

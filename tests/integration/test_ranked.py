@@ -6,6 +6,8 @@ import dataclasses
 import errno
 import io
 import logging
+import os
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -241,6 +243,29 @@ def test_a_rank_that_takes_no_command_is_named() -> None:
     finally:
         member.process.kill()
         member.process.communicate()
+
+
+def test_a_rank_whose_own_process_outlives_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a compiler's or a loader's, which holds the rank's stderr open."""
+    program = "echo no more memory >&2; sleep 600 & echo $!; exit 3"
+    monkeypatch.setattr(
+        "infra.supervise.children.start_child",
+        lambda words, **said: subprocess.Popen(["sh", "-c", program], **said),
+    )
+    died = threading.Event()
+    member = LocalMember(1, died).open()
+    assert member.process.stdout is not None
+    left = int(member.process.stdout.readline())
+    try:
+        assert member.ended.wait(60) and died.is_set()
+        assert member.how() == "ended with exit code 3; its last lines:\nno more memory"
+    finally:
+        os.kill(left, signal.SIGKILL)
+        reader = next((one for one in threading.enumerate() if one.name == "rank-1-log"), None)
+        if reader is not None:
+            reader.join()
+        with member.process:
+            pass  # closes its pipes
 
 
 def test_a_reference_that_is_the_starting_model_is_this_machine_s_copy() -> None:
