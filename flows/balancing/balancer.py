@@ -146,6 +146,11 @@ class Balancer:
         self._seen.append(now)
         return self._judge(iteration, units)
 
+    @property
+    def wanted(self) -> int | None:
+        """The number of units that was asked for and is not seen yet."""
+        return self._wanted
+
     def give_up(self) -> None:
         """Wait no longer for the change that was asked for last: the next iteration is judged as it is."""
         self._wanted, self._before_growth = None, []

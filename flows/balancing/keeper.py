@@ -91,6 +91,8 @@ class BalanceKeeper:
             ready = list(self._times.ready())
         decided = []
         for one in ready:
+            if self._balancer.wanted in (None, one.generators):
+                self._acted_at = None  # it is seen
             if self._acted_at is not None and self._clock() - self._acted_at > self._patience_s:
                 self._acted_at = None
                 self._balancer.give_up()

@@ -36,12 +36,21 @@ class CalledGenerators:
         self._deployment, self._record = deployment, record
 
     def grow(self) -> None:
-        """Call the deployment."""
+        """Call the deployment, unless the flow run that was called last has not begun."""
         try:
+            with get_client(sync_client=True) as client:
+                found = open_flow_runs(client, balance_tag(self._record.id))
+            if found and not (found[0].state and found[0].state.is_running()):
+                raise CannotChange(
+                    f"the flow run of {self._deployment} that was called last has not begun: has its work "
+                    "pool a worker?"
+                )  # without one they would become more and more, and begin all at once when it comes
             run_deployment(
                 self._deployment, parameters=self._parameters(), timeout=0,
                 tags=[balance_tag(self._record.id)],
             )  # fmt: skip
+        except CannotChange:
+            raise
         except ObjectNotFound:
             raise CannotChange(
                 f"there is no Prefect deployment {self._deployment} (placement.balance.deployment)"

@@ -19,6 +19,8 @@ from infra.runs import RunRecord
 from schemas.messages import BalanceRecord
 from schemas.wire import Message
 
+_BY_THE_RUN = "the run"  # decided a change: not a balancer outside it
+
 
 class _Keeper(Protocol):
     """Hears a run's messages, and acts now and then."""
@@ -58,7 +60,10 @@ class RunBalance:
         if self._rule is None or self._rule.dry or self._rule.deployment or not done:
             return placement.generators
         at_sites = sum(planned.generators for planned in placement.sites.values())
-        return max(0, min(max(done[-1].after, self._rule.least), self._rule.most) - at_sites)
+        # a record counts those that joined, too: only the changes are those of its own generators
+        came = sum(one.after - one.before for one in done if one.decided_by == _BY_THE_RUN)
+        there = placement.generators + came + at_sites
+        return max(0, min(max(there, self._rule.least), self._rule.most) - at_sites)
 
     def keeper(
         self, crew: RunProcesses, places: Places, claims: GpuClaims, say: Callable[[str], None],
@@ -83,7 +88,7 @@ class RunBalance:
             epochs.begin(places.open_store(), self._record.id, BALANCER)
         return BalanceKeeper(
             self._record.spec, self._rule, staff, self._book.write, self._past, run=self._record.id,
-            decided_by="the run", say=say, since=time.time(),
+            decided_by=_BY_THE_RUN, say=say, since=time.time(),
         )  # fmt: skip
 
 

@@ -126,7 +126,8 @@ class StateKeeper:
         elif isinstance(error, RunSuspended):
             self._change(state="suspended", why="paused; its flow run is resumed at Prefect")
         else:
-            stopped = isinstance(error, RunCancelled | KeyboardInterrupt)
+            # Prefect raises one that is no Exception where a worker's flow run is cancelled or gets SIGTERM
+            stopped = isinstance(error, RunCancelled) or not isinstance(error, Exception)
             why = bounded(str(error)) or ("Ctrl-C or a signal" if stopped else type(error).__name__)
             self._change(state="interrupted" if stopped else "failed", why=why)
             if getattr(error, "lasting", False):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.run.commands import FEEDER, GENERATOR, TRAINER, Worker
+from flows.run.commands import ENGINE_RANKS, FEEDER, GENERATOR, RANK, TRAINER, Worker
 from flows.run.request import LastingFailure, RunFailed
 from infra.roles.entry import LASTING, REPLACED
 from infra.supervise.team import Ended, GuardDied, Team
@@ -186,8 +186,10 @@ class RunProcesses:
         `others`: whether generators elsewhere are heard.
         """
         some, who, lost = self._own_generators, "generators", "no samples can be made"
-        if not any(member.needed or member.worker.role == GENERATOR for member in self._members.values()):
-            some, who, lost = list(self._members.values()), "processes", "nothing goes on here"
+        everybody = list(self._members.values())
+        ranks = any(member.worker.role in (RANK, ENGINE_RANKS) for member in everybody)
+        if not any(member.needed for member in everybody) and (ranks or not some):
+            some, who, lost = everybody, "processes", "nothing goes on here"
         if some and all(member.left_out for member in some) and not self._alive(some) and not others():
             first = some[0]
             if first.lasting and len({member.lasting for member in some}) == 1:

@@ -128,6 +128,19 @@ def test_a_generator_that_does_not_come_is_waited_for_as_long_as_a_start_may_tak
     assert watched.iterate(8.0, generators=1)
 
 
+@pytest.mark.parametrize("seconds", [10.0, 150.0, 700.0])
+def test_a_generator_that_saves_nothing_is_taken_back_however_long_an_iteration_takes(seconds: float) -> None:
+    clock = Clock()
+    watched = Watched(BalanceSection(most=8), clock=clock)
+    counts = list[int]()
+    for _ in range(20):
+        clock.now += seconds
+        watched.iterate(8.0)
+        counts.append(watched.staff.count)
+    assert max(counts) == 2 and counts[-1] == 1
+    assert "saves" in watched.book[-1].reason
+
+
 def test_a_broker_that_is_away_costs_the_record_and_not_the_run() -> None:
     def write(found: BalanceRecord) -> None:
         raise BusError("the broker is away")
@@ -183,7 +196,8 @@ def recorded(before: int, after: int, *, dry: bool = False) -> BalanceRecord:
         ([recorded(1, 2), recorded(2, 3)], 3),
         ([recorded(1, 2), recorded(2, 3), recorded(3, 2)], 2),
         ([recorded(1, 2), recorded(2, 3, dry=True)], 2),
-        ([recorded(8, 9)], 3),  # the run file says now: at most three
+        ([recorded(1, 2), recorded(2, 3), recorded(3, 4)], 3),  # the run file says now: at most three
+        ([recorded(5, 6)], 2),  # four had joined by themselves, and come back by themselves
     ],
 )
 def test_a_resumed_run_goes_on_with_the_number_it_had(

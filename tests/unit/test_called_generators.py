@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Pending, Running
+from prefect.states import Pending, Running, Scheduled
 
 from flows.balancing.staff import CannotChange
 from flows.flow_runs import called_generators
@@ -66,6 +66,17 @@ def test_it_calls_the_deployment_with_the_run_and_its_store(server: Server, reco
     CalledGenerators("join-run/spare", record).grow()
     expected = {"run": "test-1", "store": record.store, "generators": 1}
     assert server.called == [("join-run/spare", expected, ["balance:test-1"])]
+
+
+def test_none_is_called_while_the_last_one_waits_for_a_worker(server: Server, record: RunRecord) -> None:
+    spare = CalledGenerators("join-run/spare", record)
+    server.found = [SimpleNamespace(id="a", state=Scheduled())]
+    with pytest.raises(CannotChange, match="join-run/spare that was called last has not begun: has its work"):
+        spare.grow()
+    assert not server.called
+    server.found = [SimpleNamespace(id="a", state=Running())]
+    spare.grow()
+    assert len(server.called) == 1
 
 
 @pytest.mark.parametrize(("site", "more"), [("far", {"relays": 0}), ("other", {})])

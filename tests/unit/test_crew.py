@@ -318,6 +318,18 @@ def test_ranks_alone_end_when_nobody_needs_them_again_and_again(
         crew.check()
 
 
+def test_ranks_go_on_without_the_generator_that_joined_with_them(
+    team: FakeTeam, clock: Clock, said: list[str]
+) -> None:
+    crew = joined(team, clock, said, RANK, GENERATOR)
+    dies(crew, team, "generator-1", code=LASTING, error=WRONG_TASK)
+    crew.check()
+    assert len(said) == 1 and "generator-1 is left out" in said[0]
+    dies(crew, team, "rank-0", code=LASTING, error=NO_GPU)
+    with pytest.raises(RunFailed, match=r"nothing goes on here: all 2 processes are left out"):
+        crew.check()
+
+
 def test_ranks_alone_end_only_when_all_are_left_out(team: FakeTeam, clock: Clock, said: list[str]) -> None:
     crew = joined(team, clock, said, RANK, RANK)
     dies(crew, team, "rank-0", code=LASTING, error=NO_GPU)

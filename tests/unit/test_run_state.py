@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import TerminationSignal
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -68,6 +69,7 @@ def test_a_run_says_how_far_it_is_and_how_it_ended(record: RunRecord) -> None:
         (RunFailed("the trainer died\nits log is …"), "failed", "the trainer died\nits log is …"),
         (RunCancelled("run test-1 was cancelled"), "interrupted", "run test-1 was cancelled"),
         (KeyboardInterrupt(), "interrupted", "Ctrl-C or a signal"),
+        (TerminationSignal(signal=15), "interrupted", "Ctrl-C or a signal"),
         (ZeroDivisionError(), "failed", "ZeroDivisionError"),
     ],
 )
