@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 from uuid import UUID
 
@@ -20,9 +22,11 @@ from flows.run.locations import report_folder
 from flows.run.request import RunResult
 from flows.view.live import number, one_line
 from flows.view.run_view import RunView
+from infra.background import Background
 from infra.runs import RunRecord
 
 ARTIFACT_EVERY_S = 10.0
+_LAST_S = 10.0  # for the last state to be shown, before the flow run goes on
 PAGE = "report.html"  # the report as one page, if it is in the report folder
 _LONGEST_REASON = 2000
 
@@ -31,9 +35,8 @@ class PrefectScreen:
     """A screen that writes news to the flow run's log, and the state of the run to a progress artifact."""
 
     def __init__(self) -> None:
-        self._log = get_run_logger()
-        self._artifact: UUID | None = None
-        self._next, self._percent = 0.0, 0.0
+        self._log, self._bar = get_run_logger(), _Bar()
+        self._next = 0.0
 
     def say(self, text: str) -> None:
         self._log.info("%s", text)
@@ -44,17 +47,12 @@ class PrefectScreen:
 
     def show(self, view: RunView) -> None:
         percent = min(100.0, 100.0 * view.iterations_begun() / view.spec.algorithm.iterations)
-        if not self._due() and (percent < 100.0 or self._percent == percent):
+        if not self._due() and (percent < 100.0 or self._bar.asked == percent):
             return
         self._log.info("%s", one_line(view))
-        with suppress(Exception):  # an artifact must not end the run: the server may be busy or away
-            if self._artifact is None:
-                self._artifact = _id(
-                    create_progress_artifact(percent, key=f"{view.run}-progress", description=view.run)
-                )
-            else:
-                update_progress_artifact(self._artifact, progress=percent, description=one_line(view))
-            self._percent = percent  # not set after an error, so that it is tried again
+        self._bar.show(view.run, percent, one_line(view))
+        if percent == 100.0:
+            self._bar.wait(_LAST_S)
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -62,6 +60,49 @@ class PrefectScreen:
             return False
         self._next = now + ARTIFACT_EVERY_S
         return True
+
+
+class _Bar:
+    """The progress artifact. A thread sends the newest state: a server that hangs holds up no run."""
+
+    def __init__(self) -> None:
+        self.asked = 0.0
+        self._artifact: UUID | None = None
+        self._newest: tuple[str, float, str] | None = None
+        self._lock, self._sends = threading.Lock(), False
+        self._sender: Background | None = None
+
+    def show(self, run: str, percent: float, line: str) -> None:
+        """Have a state shown soon. One that is still to be sent is left out."""
+        with self._lock:
+            self.asked, self._newest = percent, (run, percent, line)
+            if self._sends:
+                return
+            self._sends = True
+        here = copy_context()  # says which flow run it is
+        self._sender = Background(lambda: here.run(self._send), "progress")
+        self._sender.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all is sent, so long at most."""
+        if self._sender is not None:
+            self._sender.join(seconds)
+
+    def _send(self) -> None:
+        while (newest := self._taken()) is not None:
+            run, percent, line = newest
+            with suppress(Exception):  # the server may be busy or away
+                if self._artifact is None:
+                    key = f"{run}-progress"
+                    self._artifact = _id(create_progress_artifact(percent, key=key, description=line))
+                else:
+                    update_progress_artifact(self._artifact, progress=percent, description=line)
+
+    def _taken(self) -> tuple[str, float, str] | None:
+        with self._lock:
+            newest, self._newest = self._newest, None
+            self._sends = newest is not None
+            return newest
 
 
 def _id(value: Any) -> UUID:

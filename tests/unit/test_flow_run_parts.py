@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import threading
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,6 +282,39 @@ def test_a_new_run_takes_its_folder_and_a_resumed_one_keeps_it(
     (folder / "identity").unlink()  # as if by an older release
     phases.conduct(RunRequest("run.yaml", resume="test-1"), Nobody())
     assert {path.name for path in folder.iterdir()} == {".lock", "identity", "metrics.jsonl"}
+
+
+def test_a_server_that_hangs_does_not_hold_up_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request takes minutes then. The newest state is sent as soon as the server answers again."""
+    answers, sent = threading.Event(), list[float]()
+
+    def send(progress: float) -> str:
+        sent.append(progress)
+        assert answers.wait(300)
+        return str(uuid4())
+
+    monkeypatch.setattr(flow_run_page, "get_run_logger", logging.getLogger)
+    monkeypatch.setattr(flow_run_page, "create_progress_artifact", lambda percent, **said: send(percent))
+    monkeypatch.setattr(
+        flow_run_page, "update_progress_artifact", lambda name, **said: send(said["progress"])
+    )
+    monkeypatch.setattr(flow_run_page, "one_line", str)
+    monkeypatch.setattr(flow_run_page, "ARTIFACT_EVERY_S", 0.0)
+    monkeypatch.setattr(flow_run_page, "_LAST_S", 0.0)
+    screen = flow_run_page.PrefectScreen()
+    algorithm = SimpleNamespace(iterations=4)
+    for begun in range(5):
+        view = SimpleNamespace(
+            run="test-1", iterations_begun=lambda n=begun: n, spec=SimpleNamespace(algorithm=algorithm)
+        )
+        screen.show(view)  # type: ignore[arg-type]
+        wait_until(lambda: sent == [0.0], what="the first state")
+    answers.set()
+    screen._bar.wait(300)
+    assert sent == [0.0, 100.0]
+    screen.show(view)  # type: ignore[arg-type]
+    screen._bar.wait(300)
+    assert sent == [0.0, 100.0, 100.0]
 
 
 def test_a_page_shows_a_reason_as_it_is(tmp_path: Path) -> None:
