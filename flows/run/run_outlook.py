@@ -30,6 +30,7 @@ class RunOutlook:
         self._store, self._run, self._end = store, record.id, RunEnd(generates=spec.generates)
         # a process that waits in vain ends after `progress_s`, and is started again so often
         self._lost_s = max(LOST_S, (1 + spec.placement.restarts) * spec.deadlines.progress_s)
+        self._heard = dict[str, tuple[int, float]]()  # by role, process and time of the newest heartbeat
         self._state: RunState | None = None
         self._looked_at = float("-inf")
         self._changed_at = self._ended_at = self._heard_at = time.monotonic()
@@ -38,8 +39,10 @@ class RunOutlook:
         """Take heartbeats of any processes, in their order."""
         before, beats = self._end.has_come, list(beats)
         self._end.hear(beats)
-        if any(beat.role in ("feeder", "trainer") for beat in beats):
-            self._heard_at = time.monotonic()
+        for beat in beats:  # the newest of a process may be told again and again
+            if beat.role in ("feeder", "trainer") and self._heard.get(beat.role) != (beat.pid, beat.sent_at):
+                self._heard[beat.role] = beat.pid, beat.sent_at
+                self._heard_at = time.monotonic()
         if self._end.has_come and not before:
             self._ended_at, self._looked_at = time.monotonic(), float("-inf")
 

@@ -187,6 +187,7 @@ def keep_balanced(
                 continue
             crew.start_again()
             crew.check(others=lambda: True)
+            outlook.check_heard()
             found += (decided := keeper.tick())
             tick(decided)
     return found

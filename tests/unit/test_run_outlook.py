@@ -165,7 +165,7 @@ def test_a_run_that_says_nothing_for_long_is_lost(watched: Watched, progress_s: 
     watched.outlook.hear([beat("feeding")])
     for _ in range(8):
         watched.now += (patience_s - 8) / 8
-        watched.outlook.hear([beat("waiting for the trainer", "rank")])
+        watched.outlook.hear([beat("waiting for the trainer", "rank"), beat("feeding")])  # an old one
         watched.outlook.check_heard()
     watched.now += 16
     with pytest.raises(RunFailed, match=rf"said nothing for {patience_s // 60} minutes: they were killed"):
