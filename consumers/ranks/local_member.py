@@ -22,9 +22,7 @@ from infra.ranks.frames import frame_of, read_frame
 from infra.supervise import children
 
 _TAIL = 15  # lines of a rank's log in an error
-_LAST_LINES_S = (
-    2.0  # for the last lines of a rank that has ended: a process of its own may hold its stderr open
-)
+_LAST_LINES_S = 2.0  # for those to come; a process of the rank's own may hold its stderr open for long
 
 
 class LocalMember(OtherRank):

@@ -50,8 +50,9 @@ class PrefectScreen:
         if not self._due() and (percent < 100.0 or self._bar.asked == percent):
             return
         self._log.info("%s", one_line(view))
+        is_new = self._bar.asked != percent
         self._bar.show(view.run, percent, one_line(view))
-        if percent == 100.0:
+        if percent == 100.0 and is_new:
             self._bar.wait(_LAST_S)
 
     def _due(self) -> bool:

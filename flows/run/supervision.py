@@ -187,8 +187,9 @@ class RunProcesses:
         """
         some, who, lost = self._own_generators, "generators", "no samples can be made"
         everybody = list(self._members.values())
-        ranks = any(member.worker.role in (RANK, ENGINE_RANKS) for member in everybody)
-        if not any(member.needed for member in everybody) and (ranks or not some):
+        roles = {member.worker.role for member in everybody}
+        joined = not any(member.needed for member in everybody)
+        if joined and (GENERATOR not in roles or roles & {RANK, ENGINE_RANKS}):
             some, who, lost = everybody, "processes", "nothing goes on here"
         if some and all(member.left_out for member in some) and not self._alive(some) and not others():
             first = some[0]
