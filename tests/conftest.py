@@ -67,20 +67,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def take_cases_out_of_thorough(items: list[pytest.Item]) -> None:
     """`@pytest.mark.thorough(but=["a", "b"])`: of the test's cases, `make test` runs only those two."""
-    unknown: dict[str, set[str]] = {}
-    several: set[str] = set()
+    found: dict[str, dict[str, pytest.Item]] = {}
+    kept: dict[str, list[str]] = {}
     for item in items:
-        mark = next((one for one in item.iter_markers("thorough") if "but" in one.kwargs), None)
-        if mark is None:
-            continue
-        test, _, case = item.nodeid.partition("[")
-        several |= {test} & unknown.keys()
-        unknown.setdefault(test, set(mark.kwargs["but"])).discard(case.removesuffix("]"))
-        if case.removesuffix("]") in mark.kwargs["but"]:
+        if (mark := item.get_closest_marker("thorough")) and "but" in mark.kwargs:
+            test, _, case = item.nodeid.partition("[")
+            found.setdefault(test, {})[case.removesuffix("]")] = item
+            kept[test] = mark.kwargs["but"]
+    for test, cases in found.items():
+        if len(cases) > 1 and (unknown := set(kept[test]) - cases.keys()):  # else one was asked for alone
+            raise pytest.UsageError(f"{test} has no case {', '.join(sorted(unknown))}")
+        for item in (cases[case] for case in kept[test] if case in cases):
             item.own_markers = [one for one in item.own_markers if one.name != "thorough"]
-    for test in several:  # one case alone may have been asked for
-        if unknown[test]:
-            raise pytest.UsageError(f"{test} has no case {', '.join(sorted(unknown[test]))}")
 
 
 def pytest_collection_finish() -> None:

@@ -38,3 +38,8 @@ def read_frame(file: BinaryIO, largest: int = _LARGEST) -> bytes | None:
         raise Explained(f"a message between ranks would have {size} bytes; {largest} are allowed")
     data = file.read(size)
     return data if len(data) == size else None
+
+
+def kernel_time(seconds: float) -> bytes:
+    """Return whole seconds as the kernel takes them for the deadlines of a connection."""
+    return struct.pack("ll", int(seconds), 0)

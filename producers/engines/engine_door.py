@@ -27,6 +27,7 @@ from infra.keys import KeysError
 from infra.model_config import read_config
 from infra.ranks import rendezvous
 from infra.ranks.doorway import Doorway
+from infra.ranks.frames import kernel_time
 from infra.ranks.handshake import NotLetIn, versions
 from infra.ranks.rank_addresses import own_address
 from infra.ranks.waiting_room import WaitingRoom
@@ -34,7 +35,7 @@ from infra.runs import RunRecord
 from infra.stores.store import Store, StoreError
 from infra.waiting import Wait
 from producers.engines.engine import EngineError
-from producers.engines.far_machine import FarMachine, kernel_time, room_for
+from producers.engines.far_machine import FarMachine, room_for
 from producers.engines.far_messages import EngineHello, LinkHello, MachineHello
 from producers.engines.rank_meeting import ADDRESS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from infra.errors import Explained
-from infra.ranks.frames import read_frame, write_frame
+from infra.ranks.frames import kernel_time, read_frame, write_frame
 from infra.ranks.waiting_room import is_closed
 from producers.engines.engine import EngineError
 from producers.engines.far_messages import (
@@ -150,11 +149,6 @@ class FarMachine:
             if self._brings:
                 self._brings = False
                 self._patches.put(said)
-
-
-def kernel_time(seconds: float) -> bytes:
-    """Return whole seconds as the kernel takes them for the deadlines of a connection."""
-    return struct.pack("ll", int(seconds), 0)
 
 
 def room_for(wanted: int, machines: Sequence[FarMachine]) -> list[FarMachine]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import socket
-import struct
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ import msgspec
 import numpy as np
 
 from infra.code import module
+from infra.ranks.frames import kernel_time
 from infra.supervise.argument_file import argument_file
 from infra.supervise.children import kill, start_child
 from infra.weights.patch import PatchFile
@@ -53,11 +53,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Report]).decode
 
 
-def _seconds(deadline_s: float) -> bytes:
-    """Return seconds as a socket's options have them."""
-    return struct.pack("ll", int(deadline_s), int(deadline_s % 1 * 1e6))
-
-
 class RemoteEngine:
     """An engine in a process of its own. `bell` is rung whenever a report comes."""
 
@@ -82,7 +77,7 @@ class RemoteEngine:
         """Start the engine process. Return itself."""
         self._link, theirs = Pipe()
         with socket.socket(fileno=os.dup(self._link.fileno())) as ours:  # an engine may stand still
-            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _seconds(self._deadline))
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, kernel_time(self._deadline))
         with argument_file(msgspec.json.encode(self._options)) as said:
             self._process = start_child(
                 [

@@ -83,6 +83,13 @@ def pair(alone: object, model: str, request: pytest.FixtureRequest) -> Iterator[
     learner.close()
 
 
+def dealt(learner: Learner) -> tuple[list[MicroBatch], MicroBatch]:
+    """Micro-batches, and one of those that the other rank gets."""
+    (scored,) = learner.score([rows_of(SPEC)], learner.loss.needs)
+    batches = batches_of(SPEC, scored)
+    return batches, batches[deal([batch.cost for batch in batches], 2)[1][0]]
+
+
 def test_two_ranks_compute_the_bits_of_one(
     pair: Learner, alone: tuple[dict[str, str], dict[str, str]]
 ) -> None:
@@ -102,9 +109,7 @@ def test_two_ranks_compute_the_bits_of_one(
 @pytest.mark.thorough(but=["fsdp"])
 def test_a_loss_that_is_no_number_names_its_samples(pair: Learner) -> None:
     """On whichever rank it is met; here it is the other one, which ends with it."""
-    (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
-    batches = batches_of(SPEC, scored)
-    bad = batches[deal([batch.cost for batch in batches], 2)[1][0]]
+    batches, bad = dealt(pair)
     bad.advantage[0] = float("nan")
     with pytest.raises(NotFinite, match="the loss is nan") as caught:
         pair.accumulate(batches)
@@ -119,9 +124,7 @@ def test_a_rank_that_failed_is_read_however_long_this_one_still_computes(
     learner = ranked(model, SPEC)
     assert isinstance(learner, RankedLearner)
     try:
-        (scored,) = learner.score([rows_of(SPEC)], learner.loss.needs)
-        batches = batches_of(SPEC, scored)
-        bad = batches[deal([batch.cost for batch in batches], 2)[1][0]]
+        batches, bad = dealt(learner)
         bad.advantage[0] = float("nan")
         crew, here = learner._crew, learner._local.accumulate
 
@@ -141,9 +144,7 @@ def test_a_rank_that_failed_is_read_however_long_this_one_still_computes(
 @pytest.mark.thorough(but=["fsdp"])
 def test_a_gradient_that_sums_can_not_hold_names_its_samples(pair: Learner) -> None:
     """The rank that computed it looks at it, whichever rank adds it up."""
-    (scored,) = pair.score([rows_of(SPEC)], pair.loss.needs)
-    batches = batches_of(SPEC, scored)
-    bad = batches[deal([batch.cost for batch in batches], 2)[1][0]]
+    batches, bad = dealt(pair)
     bad.advantage.fill_(1e25)
     with pytest.raises(NotFinite, match="too large for exact sums") as caught:
         pair.accumulate(batches)
